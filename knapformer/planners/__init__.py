@@ -1,0 +1,1 @@
+"""Planners: pure functions from lengths and homes to a RoutingPlan."""
