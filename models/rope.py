@@ -1,0 +1,27 @@
+"""Rotary positions over three axes (Su et al., arXiv 2104.09864, as FLUX applies it).
+
+T tokens, H heads, K head size; neighbouring channels 2i and 2i+1 of a head are rotated together.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def rotary_table(position_T3: Tensor, axes: Sequence[int], theta: float) -> Tensor:
+    """[T, K/2, 2] float32 cosine and sine of each pair's angle; axes are the head's parts for t, h and w."""
+    angles = []
+    for axis, position_T in zip(axes, position_T3.unbind(1), strict=True):
+        # fp32 angles lose three digits at positions in the thousands.
+        pair = torch.arange(0, axis, 2, dtype=torch.float64, device=position_T.device)
+        angles.append(position_T[:, None] * theta ** (-pair / max(axis, 1)))
+    angle_TP = torch.cat(angles, 1)
+    return torch.stack((angle_TP.cos(), angle_TP.sin()), -1).float()
+
+
+def rotate(x_THK: Tensor, table_TP2: Tensor) -> Tensor:
+    """Turn each pair of channels by its token's angles, in float32; the result has x's dtype."""
+    even, odd = x_THK.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = table_TP2[:, None].unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x_THK.dtype)
