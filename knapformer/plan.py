@@ -3,9 +3,21 @@
 C chunks, S sequences, R ranks.
 """
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from knapformer.layout import split_degrees
+from knapformer.workload import WorkloadModel
+
+
+def even_shards(len_S: np.ndarray, degree_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sequence, shard and tokens of the pieces of sequences split as evenly as whole tokens allow."""
+    seq_P = np.repeat(np.arange(len(len_S)), degree_S)
+    shard_P = np.arange(len(seq_P)) - np.repeat(np.cumsum(degree_S) - degree_S, degree_S)
+    return seq_P, shard_P, len_S[seq_P] // degree_S[seq_P] + (shard_P < len_S[seq_P] % degree_S[seq_P])
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +34,16 @@ class RoutingPlan:
     len_C: np.ndarray
     home_C: np.ndarray
     host_C: np.ndarray
+
+    @classmethod
+    def of_pieces(
+        cls, n_ranks: int, home_S: np.ndarray, seq_P: np.ndarray, len_P: np.ndarray, host_P: np.ndarray
+    ) -> "RoutingPlan":
+        """The plan of pieces given in any order of sequences, the shards of each sequence in theirs."""
+        order = np.lexsort((seq_P, home_S[seq_P]))
+        seq_C = np.asarray(seq_P, np.int64)[order]
+        len_C, host_C = (np.asarray(x_P, np.int64)[order] for x_P in (len_P, host_P))
+        return cls(n_ranks, seq_C, len_C, np.asarray(home_S, np.int64)[seq_C], host_C)
 
     def first_C(self) -> np.ndarray:
         """[C] bool: chunk is the first of its sequence."""
@@ -56,3 +78,79 @@ class RoutingPlan:
     def tokens_R(self) -> np.ndarray:
         """[R] tokens hosted by each rank."""
         return self.tokens_RR().sum(0)
+
+    def peak_tokens(self) -> int:
+        """Tokens on the fullest rank."""
+        return int(self.tokens_R().max())
+
+    def total_C(self) -> np.ndarray:
+        """[C] tokens of the chunk's whole sequence."""
+        if not len(self.seq_C):
+            return np.zeros(0, np.int64)
+        sum_S = np.zeros(self.seq_C.max() + 1, np.int64)
+        np.add.at(sum_S, self.seq_C, self.len_C)
+        return sum_S[self.seq_C]
+
+    def work_R(self, cost: WorkloadModel) -> np.ndarray:
+        """[R] compute of each rank, without traffic, in the unit of `cost`."""
+        work_C = cost.chunk_work(self.len_C, self.total_C(), self.degree_C())
+        return np.bincount(self.host_C, work_C, minlength=self.n_ranks)
+
+    def max_over_mean(self, cost: WorkloadModel) -> float:
+        """Work of the busiest rank over the mean: 1 is balanced, and so is a step without any work."""
+        work_R = self.work_R(cost)
+        return float(work_R.max() / work_R.mean()) if len(self.seq_C) else 1.0
+
+    def seconds_R(self, cost: WorkloadModel) -> np.ndarray:
+        """[R] compute plus attention traffic of each rank."""
+        seconds_C = cost.chunk_seconds(self.len_C, self.total_C(), self.degree_C())
+        return np.bincount(self.host_C, seconds_C, minlength=self.n_ranks)
+
+    def seconds(self, cost: WorkloadModel) -> float:
+        """Predicted time of the step: that of the slowest rank."""
+        return float(self.seconds_R(cost).max())
+
+    def lower_bound(self, cost: WorkloadModel, *, heads: int, domain: int = 8) -> float:
+        """Predicted seconds that no plan of the same sequences can beat (`WorkloadModel.lower_bound`)."""
+        len_S = self.total_C()[self.first_C()]
+        return cost.lower_bound(len_S, self.n_ranks, split_degrees(heads, self.n_ranks, domain))
+
+    def gap(self, cost: WorkloadModel, *, heads: int, domain: int = 8) -> float:
+        """By which share the predicted seconds exceed the lower bound."""
+        bound = self.lower_bound(cost, heads=heads, domain=domain)
+        return self.seconds(cost) / bound - 1.0 if bound else 0.0
+
+    def _share(self, tokens_C: np.ndarray) -> float:
+        return float(tokens_C.sum() / self.len_C.sum()) if len(self.len_C) else 0.0
+
+    def moved(self) -> float:
+        """Share of all tokens that leave their home rank at routing."""
+        return self._share(self.len_C * (self.home_C != self.host_C))
+
+    def crossed(self, node: int) -> float:
+        """Share of all tokens whose home and host lie in different nodes of `node` ranks."""
+        return self._share(self.len_C * (self.home_C // node != self.host_C // node))
+
+    def attention_sent(self) -> float:
+        """Share of all tokens that leave their rank in one attention all-to-all: (g-1)/g of a chunk's rows."""
+        degree_C = self.degree_C()
+        return self._share(self.len_C * (degree_C - 1) / degree_C)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain integers and lists, for JSON."""
+        arrays = {name: getattr(self, name).tolist() for name in ("seq_C", "len_C", "home_C", "host_C")}
+        return {"n_ranks": int(self.n_ranks), **arrays}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "RoutingPlan":
+        """The plan that `to_dict` wrote."""
+        arrays = {name: np.array(values[name], np.int64) for name in ("seq_C", "len_C", "home_C", "host_C")}
+        return cls(n_ranks=values["n_ranks"], **arrays)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "RoutingPlan":
+        """The plan that `to_json` wrote."""
+        return cls.from_dict(json.loads(text))

@@ -1,0 +1,142 @@
+"""What a sequence costs the ranks that share it: compute and attention traffic.
+
+S sequences, C chunks, N measurements.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+@dataclass(frozen=True)
+class WorkloadModel:
+    """seconds(L, g) = linear * L/g + quadratic * L^2/g + traffic(L, g), on each of the g ranks sharing L tokens.
+
+    The unit is whatever the coefficients are in: seconds after calibration, FLOP in the analytic form.
+    Under Ulysses a rank keeps 1/g of its rows and sends the others to its g - 1 peers. `traffic` is the cost of
+    one token leaving its rank for a peer in the same node of `node` ranks, `traffic_across` for another node,
+    each summed over all attention all-to-alls of a step.
+    """
+
+    linear: float
+    quadratic: float
+    traffic: float = 0.0
+    traffic_across: float = 0.0
+    node: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("linear", "quadratic", "traffic", "traffic_across"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"workload coefficient {name}={value} must be a finite number of at least 0")
+        if self.linear + self.quadratic <= 0:
+            raise ValueError("workload coefficients linear and quadratic are both 0; one must be positive")
+        if self.node < 1:
+            raise ValueError(f"workload node={self.node} must be at least 1 rank")
+
+    @classmethod
+    def analytic(cls, width: int = 3072, gamma: float = 0.49) -> "WorkloadModel":
+        """FLOP of one DiT block forward, 24 L d^2 + gamma 4 L^2 d (Zhang et al., arXiv 2508.06001).
+
+        gamma corrects for attention running at another share of the peak than the matrix products.
+        """
+        if width < 1 or not gamma >= 0:
+            raise ValueError(f"width={width} must be at least 1 and gamma={gamma} at least 0")
+        return cls(linear=24.0 * width * width, quadratic=gamma * 4.0 * width)
+
+    @classmethod
+    def fit(cls, len_N: ArrayLike, seconds_N: ArrayLike) -> "WorkloadModel":
+        """Least relative squares of a*L + b*L^2 through measured seconds of single sequences; no coefficient
+        below 0. Raises ValueError without two different lengths or with a measurement that is not positive."""
+        x_N, y_N = np.asarray(len_N, float), np.asarray(seconds_N, float)
+        if x_N.shape != y_N.shape or len(np.unique(x_N)) < 2 or min(x_N.min(), y_N.min()) <= 0:
+            raise ValueError(f"{x_N.size} measurements need positive seconds of at least 2 different lengths")
+        terms_N2 = np.stack([x_N, x_N * x_N], 1) / y_N[:, None]
+        both = np.linalg.lstsq(terms_N2, np.ones_like(y_N), rcond=None)[0]
+        if both.min() < 0:
+            keep = int(both.argmax())
+            alone = terms_N2[:, keep].sum() / (terms_N2[:, keep] ** 2).sum()
+            both = np.where(np.arange(2) == keep, alone, 0.0)
+        return cls(linear=float(both[0]), quadratic=float(both[1]))
+
+    def work(self, len_S: ArrayLike, degree_S: ArrayLike = 1) -> np.ndarray:
+        """[S] compute on each of degree_S ranks, without traffic."""
+        return self.chunk_work(np.asarray(len_S, float) / degree_S, len_S, degree_S)
+
+    def seconds(self, len_S: ArrayLike, degree_S: ArrayLike = 1) -> np.ndarray:
+        """[S] compute plus traffic on each of degree_S ranks."""
+        return self.chunk_seconds(np.asarray(len_S, float) / degree_S, len_S, degree_S)
+
+    def chunk_work(self, len_C: ArrayLike, total_C: ArrayLike, degree_C: ArrayLike) -> np.ndarray:
+        """[C] compute of a chunk of len_C of its sequence's total_C tokens: its own tokens, and an equal share
+        of the heads over the whole sequence."""
+        total_C = np.asarray(total_C, float)
+        return self.linear * np.asarray(len_C, float) + self.quadratic * total_C * total_C / degree_C
+
+    def chunk_seconds(self, len_C: ArrayLike, total_C: ArrayLike, degree_C: ArrayLike) -> np.ndarray:
+        """[C] compute of a chunk plus the traffic of its rows that leave the rank."""
+        degree_C = np.asarray(degree_C, np.int64)
+        near_C = (np.minimum(degree_C, self.node) - 1) * self.traffic
+        far_C = np.maximum(degree_C - self.node, 0) * self.traffic_across
+        traffic_C = np.asarray(len_C, float) * (near_C + far_C) / degree_C
+        return self.chunk_work(len_C, total_C, degree_C) + traffic_C
+
+    def lower_bound(self, len_S: ArrayLike, ranks: int, degrees: ArrayLike) -> float:
+        """No plan of these sequences on `ranks` ranks that splits by `degrees` is predicted to be faster.
+
+        The step lasts at least t if every sequence has a degree at which it needs at most t on its ranks, and
+        the cheapest such degrees cost at most ranks * t in sum. Bisection finds the least such t.
+        """
+        len_S = np.asarray(len_S, np.int64)
+        if not len(len_S):
+            return 0.0
+        degrees = np.asarray(degrees, np.int64)
+        each_SG = self.seconds(len_S[:, None], degrees[None, :])
+        low = max(float(np.cumsum((each_SG * degrees).min(1))[-1]) / ranks, float(each_SG.min(1).max()))
+        # Sequences that fit whole even at the lower end stay whole: only the others change with t.
+        long_SG = each_SG[each_SG[:, 0] > low]
+        rest = float(np.cumsum(each_SG[each_SG[:, 0] <= low, 0])[-1]) if len(long_SG) < len(len_S) else 0.0
+
+        def fits(t: float) -> bool:
+            spent_SG = np.where(long_SG <= t, long_SG * degrees, np.inf)
+            return rest + (float(np.cumsum(spent_SG.min(1))[-1]) if len(spent_SG) else 0.0) <= ranks * t
+
+        high = 2 * low
+        while not fits(high):
+            high *= 2
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return low
+
+    def save(self, path: str | Path) -> None:
+        """Write the coefficients as JSON."""
+        Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "WorkloadModel":
+        """Read coefficients written by `save`; ValueError names a file that holds anything else."""
+        try:
+            values = json.loads(Path(path).read_text())
+            unknown = set(values) - {field.name for field in fields(cls)}
+            if unknown:
+                raise ValueError(f"unknown keys {sorted(unknown)}")
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"workload file {path} is not what WorkloadModel.save writes: {error}"
+            ) from error
+
+
+def integer_units(*seconds: np.ndarray) -> list[np.ndarray]:
+    """Costs as int64 on one scale, a power of two, the largest about 2^40: sums of them are exact in any order.
+
+    So planners compare the same numbers on every machine, whatever its vector width.
+    """
+    largest = max((float(s.max()) for s in seconds if s.size), default=1.0)
+    scale = 2.0 ** (40 - math.frexp(largest)[1])
+    return [np.rint(s * scale).astype(np.int64) for s in seconds]
