@@ -44,7 +44,7 @@ def parse_bags(layout: str) -> list[tuple[int, int]]:
 def replica_bags(layout: str, *, ranks: int, heads: int, domain: int) -> list[list[range]]:
     """The bags of each replica as ranges of ranks, smaller bags on lower ranks.
 
-    A spec that names fewer ranks than there are is repeated; a replica balances the sequences of its own ranks.
+    A spec of fewer ranks than the job has is repeated; a replica balances the sequences of its own ranks.
     """
     kinds = parse_bags(layout)
     for size, _ in kinds:

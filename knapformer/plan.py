@@ -132,7 +132,7 @@ class RoutingPlan:
         return self._share(self.len_C * (self.home_C // node != self.host_C // node))
 
     def attention_sent(self) -> float:
-        """Share of all tokens that leave their rank in one attention all-to-all: (g-1)/g of a chunk's rows."""
+        """Share of all tokens that leave their rank in one attention all-to-all, (g-1)/g of a chunk."""
         degree_C = self.degree_C()
         return self._share(self.len_C * (degree_C - 1) / degree_C)
 

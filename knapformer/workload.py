@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class WorkloadModel:
-    """seconds(L, g) = linear * L/g + quadratic * L^2/g + traffic(L, g), on each of the g ranks sharing L tokens.
+    """seconds(L, g) = linear * L/g + quadratic * L^2/g + traffic(L, g), on each of the g ranks that share L.
 
     The unit is whatever the coefficients are in: seconds after calibration, FLOP in the analytic form.
-    Under Ulysses a rank keeps 1/g of its rows and sends the others to its g - 1 peers. `traffic` is the cost of
-    one token leaving its rank for a peer in the same node of `node` ranks, `traffic_across` for another node,
-    each summed over all attention all-to-alls of a step.
+    Under Ulysses a rank keeps 1/g of its rows and sends the others to its g - 1 peers. `traffic` is the cost
+    of one token leaving its rank for a peer in the same node of `node` ranks, `traffic_across` for another
+    node, each summed over all attention all-to-alls of a step.
     """
 
     linear: float
@@ -50,8 +50,10 @@ class WorkloadModel:
 
     @classmethod
     def fit(cls, len_N: ArrayLike, seconds_N: ArrayLike) -> "WorkloadModel":
-        """Least relative squares of a*L + b*L^2 through measured seconds of single sequences; no coefficient
-        below 0. Raises ValueError without two different lengths or with a measurement that is not positive."""
+        """Least relative squares of a*L + b*L^2 through measured seconds of single sequences.
+
+        No coefficient is below 0. Raises ValueError without two lengths or with seconds that are not positive.
+        """
         x_N, y_N = np.asarray(len_N, float), np.asarray(seconds_N, float)
         if x_N.shape != y_N.shape or len(np.unique(x_N)) < 2 or min(x_N.min(), y_N.min()) <= 0:
             raise ValueError(f"{x_N.size} measurements need positive seconds of at least 2 different lengths")
@@ -72,8 +74,10 @@ class WorkloadModel:
         return self.chunk_seconds(np.asarray(len_S, float) / degree_S, len_S, degree_S)
 
     def chunk_work(self, len_C: ArrayLike, total_C: ArrayLike, degree_C: ArrayLike) -> np.ndarray:
-        """[C] compute of a chunk of len_C of its sequence's total_C tokens: its own tokens, and an equal share
-        of the heads over the whole sequence."""
+        """[C] compute of a chunk of len_C of its sequence's total_C tokens.
+
+        A rank works on its own tokens, and in attention on an equal share of the heads of the whole sequence.
+        """
         total_C = np.asarray(total_C, float)
         return self.linear * np.asarray(len_C, float) + self.quadratic * total_C * total_C / degree_C
 
@@ -133,9 +137,9 @@ class WorkloadModel:
 
 
 def integer_units(*seconds: np.ndarray) -> list[np.ndarray]:
-    """Costs as int64 on one scale, a power of two, the largest about 2^40: sums of them are exact in any order.
+    """Costs as int64 on one scale, a power of two, the largest about 2^40.
 
-    So planners compare the same numbers on every machine, whatever its vector width.
+    Their sums are exact in any order, so planners compare the same numbers on every machine, whatever its vector width.
     """
     largest = max((float(s.max()) for s in seconds if s.size), default=1.0)
     scale = 2.0 ** (40 - math.frexp(largest)[1])

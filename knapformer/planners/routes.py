@@ -30,7 +30,8 @@ def plan_routes(
 
     len_S: [S] tokens of each sequence; home_S: [S] the rank that loaded it, in any order.
     layout: "none", a bag spec such as "g1n16+g4n4" (the paper's), or "elastic".
-    heads: attention heads, which every degree divides. domain: consecutive ranks among which sequences are split.
+    heads: attention heads, which every degree divides.
+    domain: consecutive ranks inside which a sequence is split.
     max_tokens: most tokens a rank may host.
     Raises ValueError for lengths, homes or layouts that cannot be, and when one step cannot hold the tokens.
     """
@@ -57,7 +58,7 @@ def plan_micro_steps(
     domain: int = 8,
     max_tokens: int | None = None,
 ) -> tuple[RoutingPlan, ...]:
-    """The plan of `plan_routes` if it fits under max_tokens, else plans of as few micro-steps as were found to.
+    """The plan of `plan_routes` if it fits under max_tokens, else plans of the fewest micro-steps found that do.
 
     Every rank takes every micro-step, if only with zero tokens. seq_C keeps the numbers of the global batch.
     """
@@ -135,7 +136,7 @@ def _checked(len_S: ArrayLike, home_S: ArrayLike, ranks: int) -> tuple[np.ndarra
     wrong = np.flatnonzero((homes < 0) | (homes >= ranks))
     if len(wrong):
         raise ValueError(
-            f"sequence {wrong[0]} has home rank {homes[wrong[0]]}; with {ranks} ranks homes are 0 to {ranks - 1}"
+            f"sequence {wrong[0]} has home {homes[wrong[0]]}; with {ranks} ranks homes are 0 to {ranks - 1}"
         )
     return lens, homes
 
@@ -149,6 +150,6 @@ def _check_cap(lens: np.ndarray, layout: str, max_tokens: int | None, degrees: l
     if max_tokens < chunk:
         raise ValueError(
             f"max_tokens={max_tokens} is below {chunk}, the smallest chunk of the longest sequence "
-            f"({lens.max()} tokens over {degree} ranks, the most that layout {layout!r} allows); raise max_tokens, "
-            "shorten the sequence or allow a larger degree"
+            f"({lens.max()} tokens over {degree} ranks, the most that layout {layout!r} allows); "
+            "raise max_tokens, shorten the sequence or allow a larger degree"
         )

@@ -30,9 +30,9 @@ def plan_static(
 ) -> RoutingPlan:
     """Greedy knapsack over fixed bags (Zhang et al., arXiv 2508.06001), in every replica on its own.
 
-    Sequences in descending work go to the least occupied of the bags that could hold them if empty, else to the
-    least occupied of the largest kind; the bag's ranks share the sequence as evenly as possible. One with fewer
-    tokens than its bag has ranks goes to as many of them as it has tokens and the heads can be divided by.
+    Sequences in descending work go to the least occupied of the bags that could hold them if empty, else to
+    the least occupied of the largest kind; the bag's ranks share the sequence as evenly as possible. One with
+    fewer tokens than its bag has ranks is split by the largest divisor of the heads that it has tokens for.
     """
     replicas = replica_bags(layout, ranks=ranks, heads=heads, domain=domain)
     width = ranks // len(replicas)
