@@ -1,0 +1,99 @@
+"""Pictures of any mode to RGB uint8, upright, on a declared background.
+
+H x W pixels; sizes are (width, height) as in Pillow.
+"""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+EXTENSIONS = frozenset("jpg jpeg jpe jfif png webp gif bmp tif tiff ppm pgm pbm pnm avif jp2 tga".split())
+# Only decoders that run no other program (EPS starts Ghostscript) and trust no outside file.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "TGA")
+MAX_PIXELS = 2**26
+
+ORIENTATION = 0x0112
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def probe_picture(content: bytes) -> tuple[int, int]:
+    """(width, height) after orientation, from the header alone; raises what Pillow raises, or ValueError."""
+    with open_picture(content) as image:
+        width, height = image.size
+        return (height, width) if orientation(image) >= 5 else (width, height)
+
+
+def read_picture(content: bytes, size: tuple[int, int], background: tuple[int, int, int]) -> np.ndarray:
+    """uint8 [H, W, 3] of an upright picture in the given size."""
+    with open_picture(content) as image:
+        turn = orientation(image)
+        # JPEG decodes at 1/2, 1/4 or 1/8 for less; twice the size keeps the filter's quality.
+        image.draft(None, (2 * max(size), 2 * max(size)))
+        image.load()
+        upright = image.transpose(UPRIGHT[turn]) if turn in UPRIGHT else image
+        upright.info = image.info
+        return resize_rgb(upright, size, background)
+
+
+def open_picture(content: bytes) -> Image.Image:
+    if not content:
+        raise ValueError("0 bytes")
+    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        image.close()
+        raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS}")
+    return image
+
+
+def is_animated(content: bytes) -> bool:
+    with open_picture(content) as image:
+        return bool(getattr(image, "is_animated", False))
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF orientation 1 to 8; a PNG's counts only where it precedes the pixels (else Pillow would decode them)."""
+    if image.format == "PNG" and not image.info.keys() & {"exif", "Raw profile type exif"}:
+        return 1
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # EXIF is a side note: a broken one must not lose the picture
+        return 1
+
+
+def resize_rgb(image: Image.Image, size: tuple[int, int], background: tuple[int, int, int]) -> np.ndarray:
+    """uint8 [H, W, 3]; transparency is laid on `background` after resizing, so hidden colours never bleed."""
+    image = to_eight_bits(image)
+    if "transparency" in image.info or image.mode in ("LA", "PA", "La", "RGBA", "RGBa"):
+        # Pillow resizes RGBa: colours already multiplied by alpha.
+        image = image.convert("RGBA").convert("RGBa").resize(size, Image.Resampling.LANCZOS)
+        pixels_HW4 = np.asarray(image.convert("RGBA"), np.float32)
+        alpha_HW1 = pixels_HW4[..., 3:] / 255
+        under_3 = np.asarray(background, np.float32)
+        return np.rint(pixels_HW4[..., :3] * alpha_HW1 + under_3 * (1 - alpha_HW1)).astype(np.uint8)
+    return np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS))
+
+
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """Gray of 16 or 32 bits scaled by 1/257 (Pillow would clip it); floats of at most 1 scaled by 255."""
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    values_HW = np.asarray(image, np.float64)
+    if image.mode == "F":
+        values_HW = np.nan_to_num(values_HW, nan=0.0, posinf=255.0, neginf=0.0)
+        scaled_HW = values_HW * (255 if values_HW.max(initial=0) <= 1 else 1)
+    else:
+        scaled_HW = values_HW / 257
+    gray = Image.fromarray(np.clip(np.rint(scaled_HW), 0, 255).astype(np.uint8))
+    hidden = image.info.get("transparency")
+    if isinstance(hidden, int):
+        gray.putalpha(Image.fromarray(np.where(values_HW == hidden, 0, 255).astype(np.uint8)))
+    return gray

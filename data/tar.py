@@ -1,0 +1,171 @@
+"""Every member of a tar file, and every region where members were lost.
+
+Tar readers stop without a word at a damaged header or a cut, so the scan is done here: header by header, each with
+its checksum, and on past the damage to the next good header.
+"""
+
+import io
+import os
+import tarfile
+from dataclasses import dataclass, field
+from typing import BinaryIO, NamedTuple
+
+BLOCK = tarfile.BLOCKSIZE
+MAGIC, MAGIC_AT = b"ustar", 257
+WINDOW = 1 << 20
+
+
+class Member(NamedTuple):
+    """A file in the tar; `problem` says why its content cannot be read, if it cannot."""
+
+    name: str
+    offset: int
+    size: int
+    problem: str = ""
+
+
+class Damage(NamedTuple):
+    """Something is missing after the first `after` members; `name` is that of the member hit, if it can be read."""
+
+    after: int
+    name: str
+    reason: str
+
+
+@dataclass
+class Contents:
+    members: list[Member] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)
+
+
+def scan(file: BinaryIO) -> Contents:
+    """All members of a seekable tar, also of several tars in a row; nothing is raised for what is wrong with it."""
+    contents, size = Contents(), file.seek(0, os.SEEK_END)
+    reader = header_reader(file)
+    offset, ended = 0, False
+
+    def damage(name: str, reason: str) -> None:
+        contents.damages.append(Damage(len(contents.members), name, reason))
+
+    if reason := not_a_tar(file, size):
+        damage("", reason)
+        return contents
+    while offset < size:
+        file.seek(offset)
+        try:
+            info = tarfile.TarInfo.fromtarfile(reader)
+        except tarfile.EOFHeaderError:
+            # One block of zeros ends a tar; what follows the padding is another one, as `cat a.tar b.tar` leaves it.
+            ended, offset = True, next_content(file, offset, size)
+            continue
+        except (tarfile.HeaderError, ValueError, KeyError) as error:
+            found = next_header(file, offset + BLOCK, size)
+            what = "is cut inside a header" if offset + BLOCK > size else f"has a bad header ({error})"
+            damage(partial_name(file, offset), f"the tar {what} at byte {offset} of {size}")
+            offset = found
+            continue
+        ended, offset = False, reader.offset
+        if info.offset_data + (info.size if info.isreg() else 0) > size:
+            damage(info.name, f"the tar is cut inside {info.name} at byte {size}")
+            return contents
+        if not info.isdir():
+            contents.members.append(Member(printable(info.name), info.offset_data, info.size, problem(info)))
+    if not ended and not contents.damages:
+        damage("", f"the tar is cut after member {len(contents.members)}, at byte {size}: it has no end mark")
+    return contents
+
+
+def header_reader(file: BinaryIO) -> tarfile.TarFile:
+    """What TarInfo.fromtarfile reads from: it parses pax, GNU and old headers, and raises where iterating would stop."""
+    reader = tarfile.open(fileobj=io.BytesIO(bytes(2 * BLOCK)), mode="r:", encoding="utf-8")
+    reader.fileobj = file  # type: ignore[assignment]
+    return reader
+
+
+def is_complete(path: str | os.PathLike) -> bool:
+    """The tar has no damage and ends with an end mark."""
+    with open(path, "rb") as file:
+        return not scan(file).damages
+
+
+def not_a_tar(file: BinaryIO, size: int) -> str:
+    file.seek(0)
+    start = file.read(BLOCK)
+    if not start:
+        return "the file is empty"
+    for magic, kind in (
+        (b"\x1f\x8b", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"BZh", "bzip2"),
+        (b"\xfd7z", "xz"),
+    ):
+        if start.startswith(magic):
+            return f"it is compressed ({kind}); unpack it, since samples are read by their offset"
+    try:
+        tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
+    except tarfile.EOFHeaderError:
+        return ""
+    except tarfile.HeaderError:
+        if start[MAGIC_AT : MAGIC_AT + 5] != MAGIC and next_header(file, 0, size) >= size:
+            return f"it is no tar file: it begins with {start[:24]!r}"
+    return ""
+
+
+def next_header(file: BinaryIO, offset: int, size: int) -> int:
+    """Offset of the next block that is a sound header, or the file's size."""
+    while offset < size:
+        file.seek(offset)
+        window = file.read(WINDOW + BLOCK)
+        at = window.find(MAGIC)
+        while at >= 0:
+            start = at - MAGIC_AT
+            if (
+                start >= 0
+                and start % BLOCK == 0
+                and start < WINDOW
+                and is_header(window[start : start + BLOCK])
+            ):
+                return offset + start
+            at = window.find(MAGIC, at + 1)
+        offset += WINDOW
+    return size
+
+
+def next_content(file: BinaryIO, offset: int, size: int) -> int:
+    """Offset of the next block that is not zeros, or the file's size."""
+    while offset < size:
+        file.seek(offset)
+        window = file.read(WINDOW)
+        if zeros := len(window) - len(window.lstrip(b"\0")):
+            offset += zeros // BLOCK * BLOCK if zeros < len(window) else len(window)
+        if not zeros or zeros < len(window):
+            return offset
+    return size
+
+
+def is_header(block: bytes) -> bool:
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+def partial_name(file: BinaryIO, offset: int) -> str:
+    """The name field of a damaged header, where it still is one."""
+    file.seek(offset)
+    name = file.read(100).split(b"\0")[0].decode("utf-8", errors="replace")
+    return name if name.isprintable() else ""
+
+
+def printable(name: str) -> str:
+    """A name whose bytes are not UTF-8 keeps them as \\x escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def problem(info: tarfile.TarInfo) -> str:
+    if info.issym() or info.islnk():
+        return f"it is a link to {info.linkname}, which is not followed"
+    if not info.isreg() or info.issparse():
+        return "it is no plain file"
+    return ""
