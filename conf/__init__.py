@@ -1,0 +1,1 @@
+"""Hydra configuration, shipped as a package (pkg://conf)."""

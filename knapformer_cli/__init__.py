@@ -1,0 +1,1 @@
+"""The `knapformer` command: configuration, launching, training, sampling and reports."""

@@ -1,0 +1,269 @@
+"""From overrides on the command line to a resolved, typed configuration, and to RUN/config.yaml and back."""
+
+import difflib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from knapformer_cli.schema import Config
+
+GROUPS = (
+    "model",
+    "data",
+    "balancer",
+    "optimizer",
+    "scheduler",
+    "training",
+    "parallel",
+    "checkpoint",
+    "sampling",
+)
+GROUPS += ("logging", "launch", "experiment")
+
+# What a run may change when it goes on: none of it enters the mathematics of a step (a law of the balancer).
+FREE_ON_RESUME = (
+    "run",
+    "balancer",
+    "launch",
+    "logging",
+    "checkpoint",
+    "sampling",
+    "parallel",
+    "training.steps",
+)
+FREE_ON_RESUME += ("training.max_tokens_per_rank", "data.workers", "data.cache")
+FREE_ON_RESUME += ("data.demo", "data.prefetch", "data.timeout", "data.retries")
+
+
+def compose(overrides: Sequence[str]) -> Config:
+    """The configuration of `overrides`, typed; Hydra's grammar: a.b=c, +x=y, ++x=y, ~x, group=choice.
+
+    Raises ValueError, in one sentence, for an unknown key or choice, a wrong type, a sweep, or a malformed
+    override.
+    """
+    for override in overrides:
+        _check_form(override)
+    for override, values in _sweeps(overrides):
+        raise ValueError(
+            f"{override} lists {len(values)} values for one run; add --sweep to train one run each"
+        )
+    return _compose(overrides)
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values that the overrides list, one list of overrides a run."""
+    for override in overrides:
+        _check_form(override)
+    swept = dict(_sweeps(overrides))
+    runs: list[list[str]] = [[]]
+    for override in overrides:
+        runs = [[*run, choice] for run in runs for choice in swept.get(override, [override])]
+    return runs
+
+
+def to_yaml(config: Config) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def from_yaml(text: str) -> Config:
+    merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
+    return cast(Config, OmegaConf.to_object(merged))
+
+
+def load_config(path: Path) -> Config:
+    """The configuration written to `path`; ValueError when there is none or it does not fit this version."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; a run folder holds the config.yaml of its run")
+    try:
+        return from_yaml(path.read_text())
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{path} is no configuration of this version: {_first_line(error)}") from error
+
+
+def check_same_run(config: Config, folder: Path) -> None:
+    """Raise ValueError when `folder` holds the run of a configuration that would train something else."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        return
+    ours, theirs = _flat(config), _flat(load_config(path))
+    for key in sorted(ours.keys() | theirs.keys()):
+        free = any(key == name or key.startswith(name + ".") for name in FREE_ON_RESUME)
+        if not free and ours.get(key) != theirs.get(key):
+            raise ValueError(
+                f"run.dir {folder} belongs to a run with {key}={theirs.get(key)}, not {ours.get(key)}; "
+                "choose another run.dir or the same configuration"
+            )
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in node.items():
+            if isinstance(value, dict):
+                yield from walk(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    return dict(walk(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True), ""))
+
+
+def _check_form(override: str) -> None:
+    if override.startswith("-"):
+        raise ValueError(
+            f"{override} is no option of this command; see --help, and write settings as key=value"
+        )
+    key = override.split("=", 1)[0].lstrip("+~")
+    if "=" not in override and not override.startswith("~"):
+        raise ValueError(f"{override!r} is no setting; write key=value, for example training.steps=100")
+    if key == "hydra" or key.startswith("hydra."):
+        raise ValueError(f"{override!r} touches hydra's own settings, which this program does not use")
+
+
+def _parse(overrides: Sequence[str]) -> list[Any]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    parsed = []
+    for override in overrides:
+        try:
+            parsed += OverridesParser.create().parse_overrides([override])
+        except OverrideParseException as error:
+            detail = _first_line(error.__cause__ or error)
+            raise ValueError(f"{override!r} cannot be read as key=value: {detail}") from error
+    return parsed
+
+
+def _sweeps(overrides: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    for override, parsed in zip(overrides, _parse(overrides), strict=True):
+        if parsed.is_sweep_override():
+            yield (
+                override,
+                [f"{parsed.input_line.split('=', 1)[0]}={v}" for v in parsed.sweep_string_iterator()],
+            )
+
+
+def _compose(overrides: Sequence[str]) -> Config:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+
+    # Hydra sees the defaults untyped, so that data.sources can take new entries; the merge checks types.
+    ConfigStore.instance().store(name="schema", node=OmegaConf.to_container(OmegaConf.structured(Config)))
+    added = [f"++{text}" if text.startswith("data.sources.") else text for text in overrides]
+    try:
+        with initialize_config_module("conf", version_base="1.3"):
+            composed = hydra_compose("config", overrides=added)
+        config = from_yaml(OmegaConf.to_yaml(composed))
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ValueError(_explain(error, overrides)) from error
+    if not config.run.dir:
+        config.run.dir = f"runs/{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    _check_ranges(config)
+    return config
+
+
+def _explain(error: BaseException, overrides: Sequence[str]) -> str:
+    """One sentence for what Hydra and OmegaConf say over many lines."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__
+    text = "\n".join(str(e) for e in chain)
+    for override, parsed in zip(overrides, _parse(overrides), strict=True):
+        key = str(parsed.key_or_group)
+        if key in GROUPS and (f"'{key}/" in text or "Config group override" in text):
+            return f"{key}={parsed.value()} is no choice; use one of {', '.join(_choices(key))}"
+        if f"full_key: {key}" in text and _known(key):
+            return f"{override} has the wrong type: {_first_line(chain[-1])}"
+        if key not in GROUPS and not _known(key):
+            return f"{key} is no key of the configuration{_suggest(key)}"
+    return _first_line(chain[-1])
+
+
+def _known(key: str) -> bool:
+    names = _flat(Config())
+    source = re.fullmatch(r"data\.sources\.[^.]+(\.shards|\.weight|\.exhausted)?", key)
+    return key in names or any(name.startswith(key + ".") for name in names) or bool(source)
+
+
+def _suggest(key: str) -> str:
+    names = list(_flat(Config()))
+    last = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or last[:1]
+    return f"; did you mean {close[0]}?" if close else "; --dry-run prints all of them"
+
+
+def _choices(group: str) -> list[str]:
+    from importlib.resources import files
+
+    return sorted(
+        p.name.removesuffix(".yaml") for p in (files("conf") / group).iterdir() if p.name.endswith(".yaml")
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return re.sub(r"\s+", " ", line)
+
+
+def _check_ranges(config: Config) -> None:
+    """Refuse values that no run can mean; what needs data or devices is checked by the launcher."""
+    t, o, s = config.training, config.optimizer, config.scheduler
+    at_least = {
+        "training.steps": (t.steps, 1),
+        "training.batch_tokens": (t.batch_tokens, 1),
+        "training.seed": (t.seed, 0),
+        "training.max_tokens_per_rank": (1 if t.max_tokens_per_rank is None else t.max_tokens_per_rank, 1),
+        "launch.ranks": (1 if config.launch.ranks is None else config.launch.ranks, 1),
+        "launch.timeout": (config.launch.timeout, 1),
+        "checkpoint.every": (config.checkpoint.every, 0),
+        "checkpoint.keep": (config.checkpoint.keep, 0),
+        "sampling.every": (config.sampling.every, 0),
+        "sampling.steps": (config.sampling.steps, 1),
+        "sampling.rows": (config.sampling.rows, 1),
+        "logging.every": (config.logging.every, 1),
+        "parallel.threads": (config.parallel.threads, 1),
+        "balancer.domain": (config.balancer.domain, 1),
+        "scheduler.warmup": (s.warmup, 0),
+        "optimizer.clip": (o.clip, 0),
+        "optimizer.weight_decay": (o.weight_decay, 0),
+    }
+    for key, (value, least) in at_least.items():
+        if value < least:
+            raise ValueError(f"{key} is {value}; it must be at least {least}")
+    inside: dict[str, tuple[float, float, float]] = {
+        "optimizer.ema": (o.ema, 0, 1),
+        "optimizer.beta1": (o.beta1, 0, 1),
+        "optimizer.beta2": (o.beta2, 0, 1),
+        "training.caption_dropout": (t.caption_dropout, 0, 1),
+        "scheduler.final": (s.final, 0, 1),
+        "launch.port": (config.launch.port, 0, 65535),
+    }
+    for key, (number, low, high) in inside.items():
+        if not low <= number <= high:
+            raise ValueError(f"{key} is {number}; it must lie between {low} and {high}")
+    if not o.lr > 0:
+        raise ValueError(f"optimizer.lr is {o.lr}; it must be greater than 0")
+    if not t.flow.std > 0:
+        raise ValueError(f"training.flow.std is {t.flow.std}; it must be greater than 0")
+    one_of = {
+        "scheduler.decay": (s.decay, ("constant", "cosine", "linear")),
+        "parallel.dtype": (config.parallel.dtype, ("auto", "float32", "bfloat16")),
+        "logging.wandb": (config.logging.wandb, ("offline", "online", "disabled")),
+        "launch.device": (config.launch.device, ("auto", "cpu", "cuda")),
+    }
+    for key, (word, words) in one_of.items():
+        if word not in words:
+            raise ValueError(f"{key} is {word!r}; it must be one of {', '.join(words)}")
+    for key, numbers, count in (
+        ("sampling.pictures", config.sampling.pictures, 2),
+        ("sampling.clips", config.sampling.clips, 3),
+    ):
+        if len(numbers) != count or min(numbers) < 1:
+            raise ValueError(f"{key} is {numbers}; it must be {count} numbers of at least 1")

@@ -1,0 +1,112 @@
+"""The configuration tree, typed: what Hydra composes is merged into it, so unknown keys and wrong types fail.
+
+The classes are not frozen, because OmegaConf refuses to override nested frozen ones; nobody mutates them.
+"""
+
+from dataclasses import dataclass, field
+
+from data.config import DataConfig
+from models.config import FlowConfig, ModelConfig
+
+
+@dataclass
+class RunConfig:
+    name: str = "train"
+    dir: str = ""  # empty: runs/NAME-DATE-TIME, resolved by the launcher
+
+
+@dataclass
+class BalancerConfig:
+    layout: str = "elastic"  # none | elastic | a bag spec such as g1n2+g2n1
+    domain: int = 8  # consecutive ranks that may share a sequence; usually the ranks of a node
+    gamma: float = 0.49  # weight of the quadratic term in the work of a sequence (KnapFormer, eq. 1)
+    kernel: str = "auto"  # auto | sdpa | varlen | flash2 | flash3 | flash4
+
+
+@dataclass
+class OptimizerConfig:
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float = 1.0  # global gradient norm; 0 leaves gradients alone
+    ema: float = 0.999  # decay of the averaged weights that sampling uses
+
+
+@dataclass
+class SchedulerConfig:
+    warmup: int = 100  # steps of linear warm-up
+    decay: str = "constant"  # constant | cosine | linear, after the warm-up
+    final: float = 0.1  # share of the learning rate left at the last step
+
+
+@dataclass
+class TrainingConfig:
+    steps: int = 1000
+    seed: int = 0
+    batch_tokens: int = 8192  # tokens of a global batch, text included, over all ranks
+    max_tokens_per_rank: int | None = None  # memory cap; the batch is cut into micro-steps to respect it
+    caption_dropout: float = 0.1  # share of samples trained without words, for guidance
+    flow: FlowConfig = field(default_factory=FlowConfig)
+
+
+@dataclass
+class ParallelConfig:
+    dtype: str = "auto"  # of compute: auto (bfloat16 on GPUs, float32 on CPU) | float32 | bfloat16
+    activation_checkpointing: bool = False
+    compile: bool = False
+    threads: int = 1  # CPU threads a rank
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = 500  # steps; 0 saves at the end only
+    resume: str = "auto"  # auto | none | path of a checkpoint
+    keep: int = 2  # complete checkpoints kept; 0 keeps all
+
+
+@dataclass
+class SamplingConfig:
+    every: int = 0  # steps between sample grids; 0 draws at the end only
+    prompts: list[str] = field(default_factory=list)
+    pictures: list[int] = field(default_factory=lambda: [256, 256])  # height, width
+    clip_prompts: list[str] = field(default_factory=list)
+    clips: list[int] = field(default_factory=lambda: [16, 256, 256])  # frames, height, width
+    fps: float = 8.0
+    steps: int = 25
+    guidance: float = 2.0
+    rows: int = 4  # drawings of each prompt
+
+
+@dataclass
+class LoggingConfig:
+    every: int = 1
+    wandb: str = "offline"  # offline | online | disabled
+    project: str = "knapformer"
+    group: str | None = None
+
+
+@dataclass
+class LaunchConfig:
+    ranks: int | None = None  # processes on this machine; unset: one a GPU, or two on CPU
+    device: str = "auto"  # auto | cpu | cuda
+    port: int = 0  # of the rendezvous; 0 takes a free one
+    timeout: int = 600  # seconds a collective may take before the job ends
+    peak_tflops: float | None = None  # of one device, for mfu; unset: known for common GPUs, else mfu is null
+
+
+@dataclass
+class Config:
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    balancer: BalancerConfig = field(default_factory=BalancerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)

@@ -1,0 +1,138 @@
+"""Checkpoints: sharded by torch.distributed.checkpoint, complete or not there at all.
+
+    checkpoints/0000000100/   .metadata and *.distcp, state.json, config.yaml, COMPLETE
+
+A save writes to a temporary name, adds the marker (every file's size) and is renamed last; readers accept
+only folders that hold what their marker says.
+"""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+MARKER = "COMPLETE"
+_WRAPPER = "_checkpoint_wrapped_module."  # in parameter names under activation checkpointing
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint says besides tensors: small, and the same on every rank."""
+
+    step: int  # optimizer steps done
+    samples: int
+    tokens: int
+    loader: dict[str, Any]
+    wandb_id: str
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints in a run's `checkpoints` folder, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"[0-9]*/{MARKER}"))
+
+
+def find_checkpoint(resume: str, folder: Path) -> Path | None:
+    """The checkpoint that `checkpoint.resume` means: auto is the newest complete one, none is None.
+
+    Raises ValueError for a path without a complete checkpoint.
+    """
+    if resume == "none":
+        return None
+    if resume == "auto":
+        found = complete_checkpoints(folder)
+        return check_complete(found[-1]) if found else None
+    return check_complete(Path(resume))
+
+
+def check_complete(path: Path) -> Path:
+    """`path`, or the newest complete checkpoint where it is a run folder; ValueError where there is none."""
+    newest = complete_checkpoints(path / "checkpoints")
+    if newest:
+        return check_complete(newest[-1])
+    if not path.is_dir():
+        raise ValueError(f"{path} does not exist; name a checkpoint folder or a run folder")
+    if not (path / MARKER).is_file():
+        raise ValueError(f"{path} is no complete checkpoint: {MARKER} is missing, so its save never ended")
+    try:
+        size_of = json.loads((path / MARKER).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path / MARKER} is damaged: {error}") from error
+    for name, size in size_of.items():
+        found = (path / name).stat().st_size if (path / name).is_file() else None
+        if found != size:
+            state = "missing" if found is None else f"{found} bytes long, not {size}"
+            raise ValueError(f"{path} is no complete checkpoint: {name} is {state}")
+    return path
+
+
+def read_progress(path: Path) -> Progress:
+    try:
+        return Progress(**json.loads((path / "state.json").read_text()))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path / 'state.json'} is damaged: {error}") from error
+
+
+def save(
+    folder: Path,
+    progress: Progress,
+    config_yaml: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: dict[str, Tensor],
+    keep: int,
+) -> Path:
+    """Write a checkpoint of all ranks into `folder` (collective) and drop all but the newest `keep`."""
+    final = folder / f"{progress.step:010d}"
+    partial = folder / f".partial-{final.name}"
+    first = dist.get_rank() == 0
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    dcp.save(_tensors(model, optimizer, average), checkpoint_id=partial)
+    if first:
+        (partial / "config.yaml").write_text(config_yaml)
+        (partial / "state.json").write_text(json.dumps(asdict(progress)))
+        sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+        (partial / MARKER).write_text(json.dumps(sizes, indent=1))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in complete_checkpoints(folder)[:-keep] if keep else []:
+            (old / MARKER).unlink()  # from here on it is no checkpoint, however far the removal gets
+            shutil.rmtree(old)
+    dist.barrier()
+    return final
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]) -> None:
+    """Fill model, optimizer and averaged weights in place (collective), however many ranks saved them."""
+    state = _tensors(model, optimizer, average)
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(strict=True),
+    )
+
+
+def load_average(path: Path, model: nn.Module) -> None:
+    """Fill an unsharded model with a checkpoint's averaged weights, in one process without a group."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    dcp.load({"average": weights}, checkpoint_id=path, no_dist=True)
+
+
+def _tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]
+) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    averages = {name.replace(_WRAPPER, ""): weight for name, weight in average.items()}
+    return {"model": model_state, "optimizer": optimizer_state, "average": averages}

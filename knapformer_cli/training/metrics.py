@@ -1,0 +1,128 @@
+"""Where the numbers of a run go: metrics.jsonl always, wandb from rank 0, a progress bar for people."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from knapformer_cli.schema import Config
+
+# Dense bf16 peak of one device, TFLOP/s (vendors' data sheets, without sparsity).
+PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "H800": 989.0, "B200": 2250.0, "A100": 312.0, "A800": 312.0}
+
+
+def peak_tflops(device: torch.device, given: float | None) -> float | None:
+    """TFLOP/s of one device for mfu: `given`, else by the name of the GPU, else None."""
+    if given is not None or device.type != "cuda":
+        return given
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+
+
+class Metrics:
+    """Writes one line a logged step, on rank 0; a failure of wandb is said once and never stops training."""
+
+    def __init__(self, folder: Path, config: Config, wandb_id: str, start: int):
+        """`start` is the number of steps done; what a killed run logged beyond it is dropped."""
+        self.console = Console(stderr=True)
+        self.path = folder / "metrics.jsonl"
+        _forget_after(self.path, start)
+        self.file = self.path.open("a", buffering=1)
+        self.wandb = self._start_wandb(folder, config, wandb_id)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.progress = Progress(*columns, TextColumn("{task.fields[numbers]}"), console=self.console)
+        self.task = self.progress.add_task(
+            "training", total=config.training.steps, completed=start, numbers=""
+        )
+
+    def __enter__(self) -> "Metrics":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+        self.file.close()
+        if self.wandb is not None:
+            self._guard(lambda: self.wandb.finish(exit_code=0 if kind is None else 1, quiet=True))
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Record the numbers of optimizer step `step` (from 1)."""
+        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        self.progress.update(self.task, completed=step, numbers=_summary(values))
+        if self.wandb is not None:
+            known = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+            self._guard(lambda: self.wandb.log(known, step=step))
+        if not self.console.is_terminal and (step == 1 or step % 20 == 0):
+            self.console.print(f"step {step}: {_summary(values)}", highlight=False)
+
+    def pictures(self, step: int, paths: list[Path]) -> None:
+        """Show sample pictures and clips beside the curves."""
+        if self.wandb is not None:
+            import wandb
+
+            images = {
+                path.stem.split("-")[-1]: wandb.Image(str(path)) for path in paths if path.suffix == ".png"
+            }
+            self._guard(lambda: self.wandb.log(images, step=step))
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _start_wandb(self, folder: Path, config: Config, wandb_id: str) -> Any:
+        logging = config.logging
+        if logging.wandb == "disabled":
+            return None
+        os.environ.setdefault("WANDB_SILENT", "true")
+        mode = logging.wandb if os.environ.get("WANDB_API_KEY") else "offline"
+        try:
+            import wandb
+
+            return wandb.init(
+                project=logging.project,
+                group=logging.group,
+                name=folder.name,
+                id=wandb_id,
+                resume="allow",
+                mode=mode,
+                dir=folder,
+                config=asdict(config),
+            )
+        except Exception as error:  # whatever wandb meets, training goes on
+            self.say(f"wandb is off for this run: {error}")
+            return None
+
+    def _guard(self, send: Any) -> None:
+        try:
+            send()
+        except Exception as error:
+            self.say(f"wandb is off from here on: {error}")
+            self.wandb = None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The logged steps of a run, oldest first; a line cut by a kill is left out."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _forget_after(path: Path, step: int) -> None:
+    """Drop what a killed run logged beyond the checkpoint that goes on: those steps happen again."""
+    kept = [row for row in read_metrics(path) if row["step"] <= step]
+    fresh = path.with_suffix(".partial")
+    fresh.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    fresh.replace(path)
+
+
+def _summary(v: dict[str, Any]) -> str:
+    return (
+        f"loss {v['loss']:.4f}  {v['tokens_per_second']:,.0f} tokens/s  "
+        f"imbalance {v['work_max_over_mean_before']:.2f} -> {v['work_max_over_mean_after']:.2f}"
+    )

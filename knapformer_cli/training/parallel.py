@@ -1,0 +1,93 @@
+"""What depends on being many ranks: process groups, device, sharded parameters, shared errors."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from knapformer_cli.schema import LaunchConfig, ParallelConfig
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place in the job. `group` moves tokens and gradients, the CPU groups carry metadata."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+    group: dist.ProcessGroup
+    cpu_group: dist.ProcessGroup
+    ahead_group: dist.ProcessGroup  # for the thread that prepares the next step, and for nothing else
+
+
+class SharedError(ValueError):
+    """A user's error that every rank raises, because all of them know of it."""
+
+
+def agree(work: Callable[[], Result], group: dist.ProcessGroup) -> Result:
+    """The result of work() on this rank, or on every rank of `group` the ValueError that any of them met."""
+    result, message = None, None
+    try:
+        result = work()
+    except ValueError as error:
+        message = str(error)
+    messages: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(messages, message, group=group)
+    met = [text for text in messages if text is not None]
+    if met:
+        raise SharedError(met[0])
+    return result  # type: ignore[return-value]
+
+
+@contextmanager
+def distributed_world(
+    launch: LaunchConfig, threads: int, store: dist.Store, rank: int, ranks: int
+) -> Iterator[World]:
+    """Join the job whose ranks meet at `store`, and leave it at the end."""
+    torch.set_num_threads(threads)
+    cuda = launch.device == "cuda" or (launch.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    patience = timedelta(seconds=launch.timeout)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=patience)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        cpu_group, ahead_group = (dist.new_group(backend="gloo", timeout=patience) for _ in range(2))
+        yield World(rank, ranks, device, group, cpu_group, ahead_group)
+    finally:
+        dist.destroy_process_group()
+
+
+def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> FSDPModule:
+    """Checkpoint, compile and shard each block in place, then the whole; weights may still be on meta."""
+    mesh = init_device_mesh(world.device.type, (world.ranks,), mesh_dim_names=("shard",))
+    dtype = compute_dtype(config, world.device)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for blocks in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
+        for number, block in enumerate(blocks):
+            if config.activation_checkpointing:
+                block = checkpoint_wrapper(block)
+            if config.compile:
+                block.compile()
+            blocks[number] = fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def compute_dtype(config: ParallelConfig, device: torch.device) -> torch.dtype:
+    """auto is bfloat16 on GPUs and float32 on CPU."""
+    chosen = ("bfloat16" if device.type == "cuda" else "float32") if config.dtype == "auto" else config.dtype
+    return getattr(torch, chosen)

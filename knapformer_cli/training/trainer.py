@@ -1,0 +1,290 @@
+"""One rank's training run: everything is wired here, and the step is short enough to read."""
+
+import resource
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+from data.loader import Loader
+from data.manifest import open_manifest
+from data.samples import Sample
+from knapformer import (
+    RoutingPlan,
+    WorkloadModel,
+    bind_attention,
+    choose_kernel,
+    make_domain_group,
+    plan_micro_steps,
+)
+from knapformer_cli.config import to_yaml
+from knapformer_cli.schema import Config
+from knapformer_cli.training import checkpoint
+from knapformer_cli.training.ahead import Prepared, prepare_ahead
+from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
+from knapformer_cli.training.gallery import save_samples
+from knapformer_cli.training.metrics import Metrics, peak_tflops
+from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
+from knapformer_cli.training.parallel import World, agree, parallelize
+from knapformer_cli.training.sampling import draw_shared, whole_attention
+from models.codec import PixelCodec
+from models.denoiser import build_denoiser
+
+
+def train(config: Config, world: World) -> None:
+    """Train to `training.steps`, with checkpoints and samples on the way and at the end.
+
+    Raises ValueError, on every rank, for what a user can cause.
+    """
+    trainer = Trainer(config, world)
+    first, last = trainer.progress.step, config.training.steps
+    steps = prepare_ahead(iter(trainer.loader), trainer.edit, trainer.plan, last - first, world.ahead_group)
+    with trainer.metrics or nullcontext(), closing(steps):
+        trainer.announce()
+        for prepared, waited in steps:
+            trainer.step(prepared, waited)
+            done = trainer.progress.step
+            if _due(done, config.sampling.every) and done < last:
+                trainer.draw()
+            if _due(done, config.checkpoint.every) and done < last:
+                trainer.save()
+        if trainer.progress.step > first:
+            trainer.save()
+            trainer.draw()
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class Trainer:
+    """What outlives a step, and what a step does with it."""
+
+    def __init__(self, config: Config, world: World):
+        self.config, self.world, self.folder = config, world, Path(config.run.dir)
+        self.kernel = agree(lambda: choose_kernel(config.balancer.kernel, world.device), world.cpu_group)
+        self.domain_group = make_domain_group(world.group, config.balancer.domain)
+        self.cost = WorkloadModel.analytic(width=config.model.width, gamma=config.balancer.gamma)
+        self.codec = PixelCodec(config.data.patch, config.data.patch_time)
+        self.model = self._build_model()
+        self.optimizer = build_optimizer(self.model, config.optimizer)
+        self.average = Average(self.model, config.optimizer.ema)
+        self.progress = agree(self._resume, world.cpu_group)
+        self.loader = agree(self._open_loader, world.cpu_group)
+        self.metrics = self._open_metrics() if world.rank == 0 else None
+
+    def _build_model(self) -> nn.Module:
+        """The same weights for any number of ranks: rank 0 draws all of them, and each takes its shard."""
+        config, first = self.config, self.world.rank == 0
+        torch.manual_seed(config.training.seed)
+        with torch.device("cpu" if first else "meta"):
+            model = build_denoiser(config.model, config.data.channels)
+        weights = model.state_dict() if first else {}
+        model = parallelize(model.to("meta"), config.parallel, self.world).to_empty(device=self.world.device)
+        everywhere = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(model, weights, options=everywhere)
+        return model
+
+    def _resume(self) -> checkpoint.Progress:
+        found = checkpoint.find_checkpoint(self.config.checkpoint.resume, self.folder / "checkpoints")
+        if found is None:
+            return checkpoint.Progress(0, 0, 0, None, uuid.uuid4().hex[:8])
+        checkpoint.load(found, self.model, self.optimizer, self.average.weights)
+        return checkpoint.read_progress(found)
+
+    def _open_loader(self) -> Loader:
+        t, w = self.config.training, self.world
+        return Loader(
+            self.config.data,
+            open_manifest(self.config.data),
+            batch_tokens=t.batch_tokens,
+            rank=w.rank,
+            ranks=w.ranks,
+            seed=t.seed,
+            state=self.progress.loader,
+        )
+
+    def _open_metrics(self) -> Metrics:
+        return Metrics(self.folder, self.config, self.progress.wandb_id, self.progress.step)
+
+    def announce(self) -> None:
+        """Say once what runs where."""
+        w, b = self.world, self.config.balancer
+        count = sum(p.numel() for p in self.model.parameters())
+        self._say(
+            f"{self.folder}: {count / 1e6:.1f} M parameters, {w.ranks} ranks on {w.device.type}, "
+            f"layout {b.layout}, attention by {self.kernel.name}"
+        )
+        if self.progress.step:
+            self._say(f"resumed at step {self.progress.step} of {self.config.training.steps}")
+
+    def edit(self, samples: list[Sample]) -> list[Sample]:
+        """What training does to samples before their lengths are known."""
+        return drop_captions(samples, self.config.training.caption_dropout, self.config.training.seed)
+
+    def plan(self, len_S: np.ndarray, home_S: np.ndarray) -> tuple[RoutingPlan, ...]:
+        return plan_micro_steps(
+            len_S,
+            home_S,
+            ranks=self.world.ranks,
+            layout=self.config.balancer.layout,
+            heads=self.config.model.heads,
+            cost=self.cost,
+            domain=self.config.balancer.domain,
+            max_tokens=self.config.training.max_tokens_per_rank,
+        )
+
+    def step(self, prepared: Prepared, waited: float) -> None:
+        """One optimizer step over the global batch."""
+        begin, busy = time.perf_counter(), time.thread_time()
+        o, number = self.config.optimizer, self.progress.step
+        loss, route_seconds = self._gradients(prepared)
+        norm = clip_gradients(self.model, o.clip)
+        lr = learning_rate(number, self.config.training.steps, o.lr, self.config.scheduler)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.average.update(number)
+        batch, done = prepared.batch, self.progress
+        self.progress = replace(
+            done,
+            step=number + 1,
+            samples=done.samples + len(batch.id_S),
+            tokens=done.tokens + int(batch.len_S.sum()),
+            loader=prepared.loader_state,
+        )
+        for report in prepared.reports:
+            print(f"lost sample: {report}", file=sys.stderr, flush=True)  # each rank where its log goes
+        if _due(number + 1, self.config.logging.every):
+            times = {
+                "step": waited + time.perf_counter() - begin,
+                "data": waited,
+                "route": route_seconds,
+                "busy": time.thread_time() - busy,
+            }
+            self._log(prepared, loss, norm, lr, times)
+
+    def _gradients(self, prepared: Prepared) -> tuple[Tensor, float]:
+        """Add up the gradients of all micro-steps; returns this rank's share of the loss and routing seconds.
+
+        Each micro-step reduces its gradients at once: a memory cap that cuts the batch should not be paid
+        back in unsharded gradients.
+        """
+        t, w, batch = self.config.training, self.world, prepared.batch
+        visual = max(1, int(batch.visual_S.sum()))
+        total, route_seconds = torch.zeros((), device=w.device), 0.0
+        for plan in prepared.plans:
+            begin = time.perf_counter()
+            arrived = route_batch(prepared.samples, batch, plan, w, self.config.data.channels)
+            attend = bind_attention(plan, self.domain_group, kernel=self.kernel, device=w.device)
+            route_seconds += time.perf_counter() - begin
+            clean_VC = self.codec.encode(arrived.patch_VC)
+            error = flow_loss(self.model, arrived, attend, t.flow, clean_VC, t.seed, self.progress.step)
+            (error * (w.ranks / visual)).backward()  # FSDP averages over ranks, and this is a sum
+            total += error.detach() / visual
+        return total, route_seconds
+
+    def _log(self, prepared: Prepared, loss: Tensor, norm: float, lr: float, times: dict[str, float]) -> None:
+        shares: list[Any] = [None] * self.world.ranks
+        mine = {"loss": loss.item(), **times, "plan": prepared.plan_seconds}
+        dist.all_gather_object(shares, mine, group=self.world.cpu_group)
+        if self.metrics is None:
+            return
+        seconds = {name: max(share[name] for share in shares) for name in times}
+        busy_R = np.array([share["busy"] for share in shares])
+        batch = prepared.batch
+        values = {
+            "loss": sum(share["loss"] for share in shares),
+            "grad_norm": norm,
+            "lr": lr,
+            "tokens": self.progress.tokens,
+            "samples": self.progress.samples,
+            "lost_samples": prepared.lost,
+            "tokens_per_second": int(batch.len_S.sum()) / seconds["step"],
+            "step_seconds": seconds["step"],
+            "data_seconds": seconds["data"],
+            "plan_seconds": prepared.plan_seconds,
+            "route_seconds": seconds["route"],
+            "micro_steps": len(prepared.plans),
+            **self._balance(prepared),
+            "busy_seconds": busy_R.tolist(),
+            # Processor time means nothing where the work is on a GPU.
+            "busy_max_over_mean": busy_R.max() / busy_R.mean() if self.world.device.type == "cpu" else None,
+            "mfu": self._mfu(batch.len_S, seconds["step"]),
+            "memory_gib": _memory_gib(self.world.device),
+        }
+        self.metrics.log(self.progress.step, values)
+
+    def _balance(self, prepared: Prepared) -> dict[str, float]:
+        """Imbalance before and after planning; over micro-steps, slowest ranks summed over means summed."""
+        w, plans, batch = self.world, prepared.plans, prepared.batch
+        before_R = np.bincount(batch.home_S, self.cost.work(batch.len_S), minlength=w.ranks)
+        after_PR = np.stack([plan.work_R(self.cost) for plan in plans])
+        tokens_P = np.array([plan.len_C.sum() for plan in plans])
+        return {
+            "work_max_over_mean_before": before_R.max() / before_R.mean(),
+            "work_max_over_mean_after": after_PR.max(1).sum() / after_PR.mean(1).sum(),
+            "attention_sent": np.average([plan.attention_sent() for plan in plans], weights=tokens_P),
+            "moved": np.average([plan.moved() for plan in plans], weights=tokens_P),
+            "peak_tokens": max(plan.peak_tokens() for plan in plans),
+        }
+
+    def _mfu(self, len_S: np.ndarray, seconds: float) -> float | None:
+        """Model FLOP (24 L d^2 + 4 L^2 d a block forward, twice that backward) over the peak of all ranks."""
+        m = self.config.model
+        peak = peak_tflops(self.world.device, self.config.launch.peak_tflops)
+        if peak is None:
+            return None
+        blocks = m.double_blocks + m.single_blocks if m.arch == "mmdit" else m.blocks
+        flop = 3 * blocks * WorkloadModel.analytic(width=m.width, gamma=1.0).work(len_S).sum()
+        return float(flop / (seconds * peak * 1e12 * self.world.ranks))
+
+    def save(self) -> None:
+        c = self.config
+        path = checkpoint.save(
+            self.folder / "checkpoints",
+            self.progress,
+            to_yaml(c),
+            self.model,
+            self.optimizer,
+            self.average.weights,
+            c.checkpoint.keep,
+        )
+        self._say(f"saved {path}")
+
+    def draw(self) -> None:
+        """Draw the sample prompts with the averaged weights, into RUN/samples (collective)."""
+        s = self.config.sampling
+        with self.average.applied():
+            pictures = self._draw(s.prompts, (1, *s.pictures))
+            clips = self._draw(s.clip_prompts, tuple(s.clips))
+        if self.metrics is not None:
+            sheets = (s.prompts, pictures), (s.clip_prompts, clips)
+            written = save_samples(self.folder / "samples", f"{self.progress.step:010d}", *sheets, s.fps)
+            self.metrics.pictures(self.progress.step, written)
+
+    def _draw(self, prompts: Sequence[str], size: tuple[int, int, int]) -> list[np.ndarray]:
+        attention = whole_attention(self.kernel, self.world.device)
+        return draw_shared(self.model, attention, prompts, size, self.config, self.world)
+
+    def _say(self, text: str) -> None:
+        if self.metrics is not None:
+            self.metrics.say(text)
+
+
+def _memory_gib(device: torch.device) -> float:
+    """Peak memory of this rank so far: on the GPU, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
