@@ -30,7 +30,7 @@ def decode(content: bytes) -> str:
 
 
 def clean(text: str) -> str:
-    """One line: no byte order marks nor NUL, white space of any kind (CRLF too) is one space, none at the ends."""
+    """One line without byte order marks or NUL; white space of any kind is one space, none at the ends."""
     text = text.replace("\ufeff", "").replace("\0", " ")
     # Half of a surrogate pair, which JSON can hold, has no UTF-8.
     return " ".join(text.encode("utf-8", errors="replace").decode("utf-8").split())

@@ -23,11 +23,11 @@ PRESETS = {
 
 
 def synthetic_lengths(code: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(len_S, home_S) int64 of a preset or of parts gXbYiZfFsS joined by commas (KnapFormer, arXiv 2508.06001).
+    """(len_S, home_S) int64 of a preset, or of parts gXbYiZfFsS joined by commas.
 
-    A part is X ranks with Y samples each, of Z x Z pixels and F frames; S=1 divides frames by 3.4, a video
-    autoencoder's compression. A sample has (Z/16)^2 visual tokens a frame times U(0.96, 1.04), and 0 to 392 text
-    tokens. A code that does not parse is a ValueError naming it.
+    The codes of KnapFormer (arXiv 2508.06001). A part is X ranks with Y samples each, of Z x Z pixels and F
+    frames; S=1 divides frames by 3.4, a video autoencoder's compression. A sample has (Z/16)^2 visual tokens
+    a frame times U(0.96, 1.04), and 0 to 392 text tokens. ValueError for a code that does not parse.
     """
     generator = np.random.default_rng(seed)
     lengths, homes, rank = [], [], 0

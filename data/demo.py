@@ -1,7 +1,7 @@
-"""The embedded demo set: scikit-learn's scanned digits as pictures and as short clips of digits moving, in words.
+"""The embedded demo set: scikit-learn's scanned digits as pictures and as clips of digits moving, in words.
 
-A digit fills its picture, so that a picture sampled by a model, brought down to 8x8, can be judged by a classifier
-of the original digits.
+A digit fills its picture, so that a picture sampled by a model, brought down to 8x8, can be judged by a
+classifier of the original digits.
 """
 
 import io
@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from webdataset import TarWriter
 
-WORDS = "zero one two three four five six seven eight nine".split()
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SIZES = ((16, 16), (20, 20), (24, 24), (14, 18), (18, 24), (16, 22), (18, 14), (24, 18), (22, 16))
 CLIP_SIZES = ((24, 24), (28, 24), (24, 28), (32, 32))
 CLIPS, CLIPS_A_SHARD, PICTURES_A_SHARD = 320, 160, 600
@@ -25,7 +25,7 @@ MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
 
 def make_demo(folder: Path, seed: int = 0) -> list[Path]:
-    """Writes pictures-*.tar and clips-*.tar into `folder`, byte-identical for a seed, and returns their paths.
+    """Writes pictures-*.tar and clips-*.tar into `folder`, byte-identical for a seed; returns their paths.
 
     The folder appears whole or not at all; one that exists is left as it is, and its shards are returned.
     """

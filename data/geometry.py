@@ -14,8 +14,8 @@ def fit_grid(
     """(rows_N, columns_N) of patches: the aspect ratio kept, at most `pixels` pixels, at least one patch.
 
     Pictures above the budget are brought down to it; smaller ones keep their size unless `upscale`. Sides are
-    rounded to the nearest number of patches, a side below one patch is stretched to one. Where that exceeds the
-    budget the longer side gives way, so an extreme ratio is squeezed until it fits.
+    rounded to the nearest number of patches, a side below one patch is stretched to one. Where that exceeds
+    the budget the longer side gives way, so an extreme ratio is squeezed until it fits.
     """
     most = max(pixels // (patch * patch), 1)
     scale_N = np.sqrt(pixels / (width_N.astype(np.float64) * height_N))
@@ -24,7 +24,7 @@ def fit_grid(
     rows_N = np.maximum(np.rint(height_N * scale_N / patch), 1).astype(np.int64)
     columns_N = np.maximum(np.rint(width_N * scale_N / patch), 1).astype(np.int64)
     tall_N, over_N = rows_N >= columns_N, rows_N * columns_N > most
-    # The shorter side is at most sqrt(most) after rounding up by half a patch, unless the budget is a patch or two.
+    # Only budgets of a patch or two let the shorter side, too, be rounded up beyond them.
     short_N = np.minimum(np.minimum(rows_N, columns_N), max(math.isqrt(most), 1))
     long_N = most // short_N
     rows_N = np.where(over_N, np.where(tall_N, long_N, short_N), rows_N)

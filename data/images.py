@@ -8,7 +8,9 @@ import io
 import numpy as np
 from PIL import Image
 
-EXTENSIONS = frozenset("jpg jpeg jpe jfif png webp gif bmp tif tiff ppm pgm pbm pnm avif jp2 tga".split())
+EXTENSIONS = frozenset(
+    ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "tga", "ppm")
+)
 # Only decoders that run no other program (EPS starts Ghostscript) and trust no outside file.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "TGA")
 MAX_PIXELS = 2**26
@@ -60,7 +62,7 @@ def is_animated(content: bytes) -> bool:
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; a PNG's counts only where it precedes the pixels (else Pillow would decode them)."""
+    """EXIF orientation 1 to 8; a PNG's counts only before the pixels (else Pillow would decode them)."""
     if image.format == "PNG" and not image.info.keys() & {"exif", "Raw profile type exif"}:
         return 1
     try:

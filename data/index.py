@@ -1,6 +1,6 @@
-"""The index of a shard: which samples it holds, where their bytes are, how large each will be, and what is lost.
+"""The index of a shard: which samples it holds, where their bytes are, how large each is, and what is lost.
 
-Built once by reading the shard, then kept as JSON beside it (or in the cache folder where that is not writable).
+Built once by reading the shard, then kept as JSON beside it, or in the cache folder where it cannot be.
 It holds facts only; what a user configures is applied by the manifest.
 """
 
@@ -75,7 +75,7 @@ def index_shard(path: Path, name: str, cache: Path) -> ShardIndex:
     """The stored index if it belongs to this file's size and time, else a new one, which is stored."""
     status = os.stat(path)
     # What can be decoded depends on the decoders.
-    stamp = [VERSION, PIL.__version__, av.__version__, status.st_size, status.st_mtime_ns]
+    stamp: list[int | str] = [VERSION, PIL.__version__, av.__version__, status.st_size, status.st_mtime_ns]
     places = stored_at(path, cache)
     for place in places:
         if (stored := load(place, stamp, name)) is not None:
@@ -122,8 +122,8 @@ def build_index(file: BinaryIO, name: str) -> ShardIndex:
 def split_name(name: str) -> tuple[str, str]:
     """(key, extension in lower case): split at the last dot of the base name, a leading ./ dropped.
 
-    `v1.0 final.jpg` has the key `v1.0 final`, `dir.v1/x.jpg` has `dir.v1/x`, and a name without a dot, or with its
-    only dot in front, has no extension. Keys are names, never paths: nothing is written under them.
+    `v1.0 final.jpg` has the key `v1.0 final`, `dir.v1/x.jpg` has `dir.v1/x`, and a name without a dot, or
+    with its only dot in front, has no extension. Keys are names, never paths: nothing is written under them.
     """
     name = name.removeprefix("./")
     folder, base = posixpath.split(name)
@@ -169,8 +169,8 @@ def damaged_keys(contents: Contents) -> dict[str, str]:
 def read_group(file: BinaryIO, key: str, group: Group) -> Iterator[Entry | Report]:
     """One entry for each picture or clip of the key; the second is `key#2`, and so on.
 
-    As many captions as media (or more) pair up in order; fewer are shared, the last one by those left over. A .txt
-    goes before a .json of the same key.
+    As many captions as media (or more) pair up in order; fewer are shared, the last one by those left over. A
+    .txt goes before a .json of the same key.
     """
     if not group.media:
         why = "; ".join(group.problems) or "it has a caption, but no picture or clip"

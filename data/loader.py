@@ -1,8 +1,8 @@
 """Each rank's share of the global batches, decoded ahead of the training loop.
 
-Every rank computes the whole order and keeps the draws of its streams, so all ranks count the same batches without
-a word between them. Worker processes decode what the parent assigns; they own nothing, so their number changes
-nothing.
+Every rank computes the whole order and keeps the draws of its streams, so all ranks count the same batches
+without a word between them. Worker processes decode what the parent assigns; they own nothing, so their
+number changes nothing.
 """
 
 import logging
@@ -37,10 +37,10 @@ class LocalBatch:
 class Loader:
     """Iterates over LocalBatch: the samples of the canonical streams that are `rank` modulo `ranks`.
 
-    The order of global batches depends on manifest, seed, batch_tokens and the data's settings alone. A batch holds
-    the draws that fit `batch_tokens` text and visual tokens over all ranks. DataError (a ValueError) for a rank
-    without a stream, a sample that no batch can hold, and a state that belongs to other data or settings; while
-    iterating, when the budget of failures is spent.
+    The order of global batches depends on manifest, seed, batch_tokens and the data's settings alone. A batch
+    holds the draws that fit `batch_tokens` text and visual tokens over all ranks. DataError (a ValueError) for
+    a rank without a stream, a sample that no batch can hold, and a state that belongs to other data or
+    settings; while iterating, when the budget of failures is spent.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ def decode_ahead(config: DataConfig, parts: Iterator[list[Ref]]) -> Iterator[lis
 
 
 def worker_context() -> Any:
-    """Never fork: a parent that has decoded video, or holds threads, would leave locks shut in its children."""
+    """Never fork: a parent that has decoded video or runs threads leaves locks shut in its children."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["data.loader"])
     return context

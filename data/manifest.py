@@ -25,7 +25,7 @@ NO_CAPTION = (0, 0, 0)
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The samples of one source in the order of its shards; the captions of sample n are first_N[n] onwards."""
+    """The samples of one source in the order of its shards; sample n's captions are first_N[n] onwards."""
 
     name: str
     names_B: list[str]
@@ -84,8 +84,9 @@ class Manifest:
 def open_manifest(config: DataConfig, progress: Callable[[int, int], None] | None = None) -> Manifest:
     """Finds, fetches and indexes every shard; what it needed minutes for is stored for the next call.
 
-    `progress(shards done, shards)` is called in this thread. DataError (a ValueError) for a shard that does not
-    exist or cannot be fetched, an empty folder, a source without samples, more losses than data.max_failures.
+    `progress(shards done, shards)` is called in this thread. DataError (a ValueError) for a shard that does
+    not exist or cannot be fetched, an empty folder, a source without samples, more losses than
+    data.max_failures.
     """
     check_config(config)
     active = {name: source for name, source in config.sources.items() if source.weight > 0}

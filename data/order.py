@@ -1,4 +1,4 @@
-"""The one order of global batches: a function of the manifest, the seed and the settings, computed by every rank.
+"""The one order of global batches: a function of manifest, seed and settings, the same on all ranks.
 
 No state but three small numbers for each source; no communication; ranks and workers are no part of it.
 E samples of an epoch, N samples of a source, B shards, P pieces of shards.
@@ -21,9 +21,9 @@ VERSION = 1
 BLOCK = 4096
 # Whatever else the order depends on; resuming with another value would silently continue another run.
 SETTINGS = (
-    "patch patch_time picture_pixels clip_pixels clip_frames clip_fps upscale max_text "
-    "missing_caption cut_clip oversize streams"
-).split()
+    *("patch", "patch_time", "picture_pixels", "clip_pixels", "clip_frames", "clip_fps", "upscale"),
+    *("max_text", "missing_caption", "cut_clip", "oversize", "streams"),
+)
 
 
 class Draw(NamedTuple):
@@ -49,8 +49,8 @@ def epoch_order(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(sample_E, stream_E): every sample once.
 
-    Shards (cut into pieces where there are fewer than streams) are shuffled and dealt to the streams, samples are
-    shuffled within a stream, streams take turns and drop out when they run dry. Indices are shuffled, not
+    Shards (cut into pieces where there are fewer than streams) are shuffled and dealt to the streams, samples
+    are shuffled within a stream, streams take turns and drop out when they run dry. Indices are shuffled, not
     samples: no buffer, no bytes.
     """
     n_samples, n_shards = len(shard_N), int(shard_N.max()) + 1
@@ -172,7 +172,7 @@ class Order:
         return Draw(self.draws, number, sample, caption, stream, tokens, grid)
 
     def choose(self) -> int | None:
-        """The source of the next draw, by weight among those not run dry; None where one that ran dry ends the run."""
+        """The source of the next draw, by weight among those not dry; None where a dry one ends the run."""
         weights = []
         for given, cursor in zip(self.sources, self.cursors, strict=True):
             if cursor.dry and given.exhausted == "stop":
@@ -218,8 +218,8 @@ def check_fit(config: DataConfig, manifest: Manifest, batch_tokens: int) -> None
             worst = int(most_N.argmax())
             key = f"{source.name}/{source.names_B[source.shard_N[worst]]}/{source.key_N[worst]}"
             raise DataError(
-                f"sample {key} has {most_N[worst]} tokens, more than the {batch_tokens} of a global batch; raise "
-                "training.batch_tokens, lower the pixels, frames or text of data, or set data.oversize"
+                f"sample {key} has {most_N[worst]} tokens, more than the {batch_tokens} of a global batch; "
+                "raise training.batch_tokens, lower the pixels, frames or text of data, or set data.oversize"
             )
 
 
@@ -245,6 +245,6 @@ def check_state(
     ):
         if names:
             raise DataError(
-                f"the data set is not that of the loader's state: {len(names)} shard(s) {what}, e.g. {min(names)}"
+                f"the data are not those of the loader's state: {len(names)} shards {what}, e.g. {min(names)}"
             )
     return state["cursors"]

@@ -32,8 +32,8 @@ def is_remote(url: str) -> bool:
 def fetch(url: str, folder: Path, timeout: float, retries: int) -> Path:
     """Path of the whole shard in the cache; DataError when all attempts failed.
 
-    The name holds the hash of the whole URL. A lock that dies with its process guards the one partial file, which
-    the next process overwrites; the finished file appears by renaming.
+    The name holds the hash of the whole URL. A lock that dies with its process guards the one partial file,
+    which the next process overwrites; the finished file appears by renaming.
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.tar"

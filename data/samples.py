@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One caption and its picture or clip, cut into tokens; unpatchify(patch_VC, grid) gives the frames back."""
+    """One caption and its picture or clip, cut into tokens; unpatchify gives the frames back."""
 
     id: int  # number of the draw in the canonical order, unique within a run
     key: str  # "source/shard name/key"
@@ -25,7 +25,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Report:
-    """A loss that somebody should know of: `samples` of them (0 is a note), in which shard, under which key, why."""
+    """`samples` lost (0 is a note) in a shard, under a key, for a reason."""
 
     shard: str
     key: str

@@ -1,4 +1,4 @@
-"""From what the user wrote to the shards: brace lists, folders, globs and URLs, each to a file on this machine."""
+"""From what the user wrote to shards: brace lists, folders, globs, URLs; each to a file on this machine."""
 
 import glob
 import os
@@ -44,7 +44,7 @@ def expand_braces(source: str, pattern: str) -> list[str]:
         return [pattern]
     try:
         return list(braceexpand.braceexpand(pattern))
-    except (braceexpand.UnbalancedBracesError, ValueError) as error:
+    except ValueError as error:  # braceexpand's UnbalancedBracesError is one
         raise DataError(f"data.sources.{source}.shards={pattern} is no brace list: {error}") from None
 
 

@@ -1,7 +1,7 @@
 """Every member of a tar file, and every region where members were lost.
 
-Tar readers stop without a word at a damaged header or a cut, so the scan is done here: header by header, each with
-its checksum, and on past the damage to the next good header.
+Tar readers stop without a word at a damaged header or a cut, so the scan is done here: header by header, each
+with its checksum, and on past the damage to the next good header.
 """
 
 import io
@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 BLOCK = tarfile.BLOCKSIZE
 MAGIC, MAGIC_AT = b"ustar", 257
 WINDOW = 1 << 20
+END_MARK: type[tarfile.HeaderError] = tarfile.EOFHeaderError  # type: ignore[attr-defined]
 
 
 class Member(NamedTuple):
@@ -25,7 +26,7 @@ class Member(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Something is missing after the first `after` members; `name` is that of the member hit, if it can be read."""
+    """Something is missing after the first `after` members; `name` is that of the member hit, if legible."""
 
     after: int
     name: str
@@ -39,7 +40,7 @@ class Contents:
 
 
 def scan(file: BinaryIO) -> Contents:
-    """All members of a seekable tar, also of several tars in a row; nothing is raised for what is wrong with it."""
+    """All members of a seekable tar, also of several tars in a row; what is wrong with it raises nothing."""
     contents, size = Contents(), file.seek(0, os.SEEK_END)
     reader = header_reader(file)
     offset, ended = 0, False
@@ -54,8 +55,8 @@ def scan(file: BinaryIO) -> Contents:
         file.seek(offset)
         try:
             info = tarfile.TarInfo.fromtarfile(reader)
-        except tarfile.EOFHeaderError:
-            # One block of zeros ends a tar; what follows the padding is another one, as `cat a.tar b.tar` leaves it.
+        except END_MARK:
+            # Zeros end a tar; what follows the padding is another one, as `cat a.tar b.tar` leaves it.
             ended, offset = True, next_content(file, offset, size)
             continue
         except (tarfile.HeaderError, ValueError, KeyError) as error:
@@ -76,9 +77,9 @@ def scan(file: BinaryIO) -> Contents:
 
 
 def header_reader(file: BinaryIO) -> tarfile.TarFile:
-    """What TarInfo.fromtarfile reads from: it parses pax, GNU and old headers, and raises where iterating would stop."""
-    reader = tarfile.open(fileobj=io.BytesIO(bytes(2 * BLOCK)), mode="r:", encoding="utf-8")
-    reader.fileobj = file  # type: ignore[assignment]
+    """What TarInfo.fromtarfile reads from: it knows pax, GNU and old headers, and raises at a bad one."""
+    reader = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK)), encoding="utf-8")
+    reader.fileobj = file
     return reader
 
 
@@ -103,7 +104,7 @@ def not_a_tar(file: BinaryIO, size: int) -> str:
             return f"it is compressed ({kind}); unpack it, since samples are read by their offset"
     try:
         tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
-    except tarfile.EOFHeaderError:
+    except END_MARK:
         return ""
     except tarfile.HeaderError:
         if start[MAGIC_AT : MAGIC_AT + 5] != MAGIC and next_header(file, 0, size) >= size:

@@ -14,19 +14,22 @@ import numpy as np
 from av.container import InputContainer
 from av.sidedata.sidedata import Type
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from PIL import Image
 
 from data.images import MAX_PIXELS, resize_rgb
 
-EXTENSIONS = frozenset("mp4 m4v mov mkv webm flv mpg mpeg avi ts m2ts ogv 3gp wmv".split())
+EXTENSIONS = frozenset(
+    ("mp4", "m4v", "mov", "mkv", "webm", "flv", "mpg", "mpeg", "avi", "ts", "m2ts", "ogv", "3gp", "wmv")
+)
 # Containers only: a playlist named .mp4 must not open other files or addresses.
 CONTAINERS = "mov,matroska,flv,mpeg,mpegts,avi,gif,ogg,asf,h264,hevc,mpegvideo,m4v,ivf"
 
 
 @dataclass(frozen=True)
 class ClipFacts:
-    """Display size (upright, square pixels), and what is there to decode; `cut` says how the file is incomplete."""
+    """Display size (upright, square pixels) and what is there to decode; `cut` says what is missing."""
 
     width: int
     height: int
@@ -83,12 +86,13 @@ def read_clip(
     """
     with open_clip(content) as (container, stream):
         picked: list[np.ndarray] = []
+        reformatter = VideoReformatter()
         shown: VideoFrame | None = None
         time = 0.0
         for time, frame in timed_frames(container, stream):
             # A millisecond of slack: containers round their timestamps.
             while shown is not None and len(picked) < n_frames and len(picked) / fps < time - 1e-3:
-                picked.append(to_rgb(shown, size, background))
+                picked.append(to_rgb(shown, reformatter, size, background))
             shown = frame
             if len(picked) == n_frames:
                 break
@@ -98,7 +102,7 @@ def read_clip(
         if len(picked) < n_frames and time + 2 * seconds_per_frame(stream) + 1 / fps < last:
             raise ValueError(f"decoding ends after {time:.2f} of {seconds:.2f} seconds")
         if len(picked) < n_frames:
-            picked += [to_rgb(shown, size, background)] * (n_frames - len(picked))
+            picked += [to_rgb(shown, reformatter, size, background)] * (n_frames - len(picked))
         return np.stack(picked)
 
 
@@ -106,7 +110,7 @@ def read_clip(
 def open_clip(content: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
     if not content:
         raise ValueError("0 bytes")
-    with av.open(io.BytesIO(content), options={"format_whitelist": CONTAINERS}) as container:
+    with av.open(io.BytesIO(content), "r", options={"format_whitelist": CONTAINERS}) as container:
         # An album cover is a video stream by name only.
         covers = av.stream.Disposition.attached_pic
         streams = [stream for stream in container.streams.video if not stream.disposition & covers]
@@ -147,7 +151,7 @@ def first_frame(packet: av.Packet) -> VideoFrame | None:
 
 
 def shortfall(container: InputContainer, stream: VideoStream, packets: int, end: float) -> str:
-    """How the packets fall short of what the container declares; empty if they do not, or nothing is declared."""
+    """How the packets fall short of what the container declares, if they do and it declares anything."""
     if stream.frames > packets:
         return f"it holds {packets} of {stream.frames} frames"
     declared = (container.duration or 0) / 1e6
@@ -159,7 +163,7 @@ def shortfall(container: InputContainer, stream: VideoStream, packets: int, end:
 
 
 def duration(times: list[float | None], stream: VideoStream) -> float:
-    """Seconds on show, the last frame's too; from the number of frames where timestamps are missing or all equal."""
+    """Seconds on show, the last frame's too; counted in frames where timestamps are missing or all equal."""
     known = sorted(time for time in times if time is not None)
     if len(known) == len(times) and known[-1] > known[0]:
         gaps = sorted(after - before for before, after in pairwise(known))
@@ -180,23 +184,28 @@ def display_size(frame: VideoFrame, stream: VideoStream) -> tuple[int, int]:
 
 
 def turn_of(frame: VideoFrame) -> tuple[bool, bool, bool]:
-    """(swap the axes, then flip horizontally, then flip vertically) from the display matrix, to quarter turns.
+    """(swap the axes, then flip horizontally, then vertically) from the display matrix, to quarter turns.
 
     The matrix takes a stored pixel (x, y) to (a x + c y, b x + d y) on the screen.
     """
-    data = frame.side_data.get(Type.DISPLAYMATRIX)
-    if data is None:
+    try:
+        matrix = frame.side_data[Type.DISPLAYMATRIX]
+    except KeyError:
         return False, False, False
-    a, b, _, c, d = np.frombuffer(data, "<i4", count=5).tolist()
+    a, b, _, c, d = np.frombuffer(bytes(matrix), "=i4", count=5).tolist()
     if abs(b) + abs(c) > abs(a) + abs(d):
         return True, c < 0, b < 0
     return False, a < 0, d < 0
 
 
-def to_rgb(frame: VideoFrame, size: tuple[int, int], background: tuple[int, int, int]) -> np.ndarray:
+def to_rgb(
+    frame: VideoFrame, reformatter: VideoReformatter, size: tuple[int, int], background: tuple[int, int, int]
+) -> np.ndarray:
     """uint8 [H, W, 3] upright in the given size."""
     has_alpha = frame.format.name.startswith(("rgba", "bgra", "argb", "abgr", "yuva", "gbrap", "ya", "pal8"))
-    pixels_HWC = frame.to_ndarray(format="rgba" if has_alpha else "rgb24")
+    # One thread, once more: PyAV's default starts a pool of them for every frame.
+    converted = reformatter.reformat(frame, format="rgba" if has_alpha else "rgb24", threads=1)
+    pixels_HWC = converted.to_ndarray()
     swap, mirror, flip = turn_of(frame)
     if swap:
         pixels_HWC = pixels_HWC.transpose(1, 0, 2)
