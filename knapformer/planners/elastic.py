@@ -1,13 +1,20 @@
 """The elastic planner: every sequence chooses its own degree and its own ranks, and rank sets may overlap.
 
-S sequences, P pieces.
+S sequences, G degrees.
 """
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 import numpy as np
 
-from knapformer.layout import split_degrees
-from knapformer.plan import RoutingPlan, even_shards
-from knapformer.workload import WorkloadModel, integer_units
+from knapformer.plan import RoutingPlan
+from knapformer.planners.bench import Bench, Job
+from knapformer.planners.repair import even_ranks
+from knapformer.workload import WorkloadModel
+
+# Loads within 1/256 of the bound count as equal: there fewer tokens on the move are worth more.
+TOLERANCE = 256
 
 
 def plan_elastic(
@@ -20,24 +27,202 @@ def plan_elastic(
     domain: int,
     max_tokens: int | None,
 ) -> RoutingPlan | None:
-    """Longest first, to the least loaded ranks; split by the least degree whose pieces fit under the mean."""
-    degrees = split_degrees(heads, ranks, domain)
-    units = integer_units(*(cost.seconds(len_S, degree) for degree in degrees))
-    mean = int(units[0].sum()) // ranks + 1
-    load = [0] * ranks
-    degree_S = np.ones(len(len_S), np.int64)
-    hosts: list[list[int]] = [[] for _ in range(len(len_S))]
-    blocks = [range(first, min(first + domain, ranks)) for first in range(0, ranks, domain)]
-    for seq in np.lexsort((np.arange(len(len_S)), -units[0])).tolist():
-        choices = [i for i, d in enumerate(degrees) if units[i][seq] <= mean and d <= len_S[seq]] or [0]
-        degree = degrees[choices[0]]
-        work = int(units[choices[0]][seq])
-        sets = [sorted(block, key=lambda r: (load[r], r != home_S[seq], r))[:degree] for block in blocks]
-        hosts[seq] = min((s for s in sets if len(s) == degree), key=lambda s: load[s[-1]])
-        degree_S[seq] = degree
-        for rank in hosts[seq]:
-            load[rank] += work
-    seq_P, _, len_P = even_shards(len_S, degree_S)
-    host_P = np.array([rank for ranks_of in hosts for rank in ranks_of], np.int64)
-    plan = RoutingPlan.of_pieces(ranks, home_S, seq_P, len_P, host_P)
-    return plan if max_tokens is None or plan.peak_tokens() <= max_tokens else None
+    """Least predicted seconds, then fewest tokens moved; None where no candidate stays under max_tokens."""
+    if not len(len_S):
+        return RoutingPlan.of_pieces(ranks, home_S, len_S, len_S, len_S)
+    job = Job.of(len_S, home_S, ranks=ranks, heads=heads, cost=cost, domain=domain, cap=max_tokens)
+    best: Bench | None = None
+    for candidate in _candidates(job):
+        if candidate and (best is None or max(candidate.load_R) < max(best.load_R)):
+            best = candidate
+        if best and max(best.load_R) <= best.goal:
+            break
+    return best and _plan(best, home_S)
+
+
+def _candidates(job: Job) -> Iterator[Bench | None]:
+    goal = job.bound + job.bound // TOLERANCE
+    tried = set()
+    for eighths in (8, 7, 6, 5, 4, 3, 2, 1):
+        choice = _degrees(job, goal * eighths // 8)
+        if choice.tobytes() not in tried:
+            tried.add(choice.tobytes())
+            yield _construct(job, goal, choice)
+
+
+def _degrees(job: Job, most: int) -> np.ndarray:
+    """[S] index of the least degree whose even shards cost at most `most`, else of the cheapest."""
+    share_SG = -(-np.array(job.lens)[:, None] // np.array(job.degrees))
+    each_SG = job.fixed_SG + job.slope_G * share_SG
+    each_SG[np.array(job.degrees) > np.array(job.lens)[:, None]] = np.iinfo(np.int64).max
+    fits_SG = (each_SG <= most) & (share_SG <= job.cap)
+    return np.where(fits_SG.any(1), fits_SG.argmax(1), each_SG.argmin(1))
+
+
+def _construct(job: Job, goal: int, choice_S: np.ndarray) -> Bench | None:
+    bench = Bench(job, goal)
+    aside = _place_splits(bench, choice_S)
+    if aside is None or not _fill(bench, _settle(bench, aside)):
+        return None
+    even_ranks(bench, 4 * job.ranks + 64)
+    return bench if max(bench.tokens_R) <= job.cap else None
+
+
+def _place_splits(bench: Bench, choice_S: np.ndarray) -> dict[int, list[int]] | None:
+    """Costliest first: to the home block while it has room, else to the block with most.
+
+    Returns by rank the whole sequences that were put aside where shards came; None where the cap is in the way.
+    """
+    job = bench.job
+    aside: dict[int, list[int]] = {}
+    long = np.flatnonzero(choice_S)
+    if not len(long):
+        return aside
+    for seq in long.tolist():
+        bench.lift(seq)
+    home_R = list(bench.load_R)
+    room_B = [sum(bench.goal - home_R[r] for r in block) for block in bench.blocks]
+    link_R = list(range(job.ranks))
+    g_S = choice_S[long]
+    total_S = job.fixed_SG[long, g_S] * np.array(job.degrees)[g_S] + job.slope_G[g_S] * np.array(job.lens)[long]
+    for at in np.argsort(-total_S, kind="stable").tolist():
+        seq, g, total = int(long[at]), int(g_S[at]), int(total_S[at])
+        degree = job.degrees[g]
+        tokens = -(-job.lens[seq] // degree)
+
+        def held(r: int) -> int:
+            return bench.tokens_R[r] if r in aside else 0
+
+        def able(b: int) -> list[int]:
+            return [r for r in bench.blocks[b] if held(r) + tokens <= job.cap]
+
+        own = job.block_R[job.homes[seq]]
+        if not (room_B[own] >= total and len(able(own)) >= degree):
+            fitting = [b for b in range(len(room_B)) if len(able(b)) >= degree]
+            if not fitting:
+                return None
+            own = max(fitting, key=lambda b: (room_B[b], b == own, -b))
+        each = int(job.fixed_SG[seq, g]) + int(job.slope_G[g]) * tokens
+        hosts = _choose_hosts(bench, able(own), degree, each, job.homes[seq], home_R, aside, link_R)
+        for rank in hosts:
+            if rank not in aside:
+                aside[rank], bench.pieces_R[rank] = bench.pieces_R[rank], []
+                bench.load_R[rank] = bench.tokens_R[rank] = 0
+        bench.split(seq, hosts, g)
+        for rank in hosts:
+            bench.pour(rank, bench.goal)
+        room_B[own] -= total
+        links = {link_R[r] for r in hosts}
+        for rank in bench.blocks[own]:
+            if link_R[rank] in links:
+                link_R[rank] = min(links)
+    return aside
+
+
+def _choose_hosts(bench, ranks, degree, each, home, home_R, aside, link_R) -> list[int]:
+    """The least loaded ranks; where they would overflow, of as many groups of linked ranks as possible."""
+
+    def load(r: int) -> int:
+        return bench.load_R[r] if r in aside else 0
+
+    ranks = sorted(ranks, key=lambda r: (min(load(r) + home_R[r], bench.goal), load(r), r != home, r))
+    if max(load(r) for r in ranks[:degree]) + each > bench.goal:
+        seen: dict[int, int] = {}
+        turn = {}
+        for r in ranks:
+            turn[r] = seen[link_R[r]] = seen.get(link_R[r], -1) + 1
+        ranks.sort(key=lambda r: turn[r])
+    return sorted(ranks[:degree])
+
+
+def _settle(bench: Bench, aside: dict[int, list[int]]) -> list[int]:
+    """Let every rank keep its own whole sequences, costliest first, up to goal and cap; returns the others."""
+    pool = []
+    for rank in range(bench.job.ranks):
+        load, tokens, kept = 0, 0, []
+        if rank in aside:
+            free, load, tokens = aside[rank], bench.load_R[rank], bench.tokens_R[rank]
+        elif bench.load_R[rank] > bench.goal or bench.tokens_R[rank] > bench.cap:
+            free, bench.pieces_R[rank] = bench.pieces_R[rank], []
+        else:
+            continue
+        for piece in free:
+            if load + bench.load[piece] <= bench.goal and tokens + bench.tokens[piece] <= bench.cap:
+                load += bench.load[piece]
+                tokens += bench.tokens[piece]
+                kept.append(piece)
+            else:
+                pool.append(piece)
+        bench.pieces_R[rank] += kept
+        bench.load_R[rank], bench.tokens_R[rank] = load, tokens
+    return pool
+
+
+def _fill(bench: Bench, pool: list[int]) -> bool:
+    """Costliest first, best fit; what fits nowhere goes where most room is, and shards make way for it."""
+    if not pool:
+        return True
+    shelves = Shelves(bench)
+    for piece in sorted(pool, key=lambda p: (-bench.load[p], p)):
+        rank = shelves.best_fit(piece)
+        touched = [rank]
+        if rank < 0:
+            rank = shelves.most_room(piece)
+            if rank < 0:
+                return False
+            touched = bench.blocks[bench.block_R[rank]]
+        shelves.remove(touched)
+        bench.put(piece, rank)
+        bench.pour(rank, bench.goal)
+        shelves.insert(touched)
+    return True
+
+
+class Shelves:
+    """Ranks in order of the room that they have left, all together and by block."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.all = sorted((bench.goal - load, r) for r, load in enumerate(bench.load_R))
+        self.room_B = [0] * len(bench.blocks)
+        self.blocks: list[list[tuple[int, int]]] = [[] for _ in bench.blocks]
+        for room, rank in self.all:
+            self.blocks[bench.block_R[rank]].append((room, rank))
+            self.room_B[bench.block_R[rank]] += room
+
+    def remove(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            room, b = self.bench.goal - self.bench.load_R[rank], self.bench.block_R[rank]
+            for shelf in (self.all, self.blocks[b]):
+                shelf.pop(bisect_left(shelf, (room, rank)))
+            self.room_B[b] -= room
+
+    def insert(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            room, b = self.bench.goal - self.bench.load_R[rank], self.bench.block_R[rank]
+            insort(self.all, (room, rank))
+            insort(self.blocks[b], (room, rank))
+            self.room_B[b] += room
+
+    def best_fit(self, piece: int) -> int:
+        """The rank with the least room that holds the piece, in its home block if any there; -1 if none."""
+        bench = self.bench
+        for shelf in (self.blocks[bench.block_R[bench.home[piece]]], self.all):
+            for _, rank in shelf[bisect_left(shelf, (bench.load[piece], -1)) :]:
+                if bench.tokens_R[rank] + bench.tokens[piece] <= bench.cap:
+                    return rank
+        return -1
+
+    def most_room(self, piece: int) -> int:
+        """The roomiest rank that the piece's tokens fit, of the roomiest block; -1 if there is none."""
+        for _, b in sorted((-room, b) for b, room in enumerate(self.room_B)):
+            for _, rank in reversed(self.blocks[b]):
+                if self.bench.tokens_R[rank] + self.bench.tokens[piece] <= self.bench.cap:
+                    return rank
+        return -1
+
+
+def _plan(bench: Bench, home_S: np.ndarray) -> RoutingPlan:
+    host_P, seq_P, len_P = (np.array(x, np.int64) for x in (bench.host, bench.seq, bench.tokens))
+    used = host_P >= 0
+    return RoutingPlan.of_pieces(bench.job.ranks, home_S, seq_P[used], len_P[used], host_P[used])

@@ -58,7 +58,7 @@ def plan_micro_steps(
     domain: int = 8,
     max_tokens: int | None = None,
 ) -> tuple[RoutingPlan, ...]:
-    """The plan of `plan_routes` if it fits under max_tokens, else plans of the fewest micro-steps found that do.
+    """The plan of `plan_routes` if it fits under max_tokens, else plans of the fewest micro-steps that do.
 
     Every rank takes every micro-step, if only with zero tokens. seq_C keeps the numbers of the global batch.
     """

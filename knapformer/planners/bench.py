@@ -1,0 +1,192 @@
+"""The workbench of the elastic planner: pieces of sequences on ranks, in exact integers.
+
+S sequences, R ranks, G degrees; a piece is a whole sequence or one shard of a split one.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from knapformer.layout import split_degrees
+from knapformer.workload import WorkloadModel
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all candidates of one batch share: its costs, and how it lies at home.
+
+    whole[s] is the cost of a sequence on one rank, fixed_SG + slope_G * tokens that of a shard at degrees[g],
+    `bound` the lower bound of the step. All are integers on a scale (a power of two) that puts the costliest
+    sequence near 2^40: no sum depends on its order, so every machine takes the same decisions.
+    """
+
+    ranks: int
+    degrees: list[int]
+    block_R: list[int]
+    cap: int
+    bound: int
+    lens: list[int]
+    homes: list[int]
+    whole: list[int]
+    slope_G: np.ndarray
+    fixed_SG: np.ndarray
+    home_load_R: list[int]
+    home_tokens_R: list[int]
+    home_pieces_R: list[list[int]]
+
+    @classmethod
+    def of(
+        cls,
+        len_S: np.ndarray,
+        home_S: np.ndarray,
+        *,
+        ranks: int,
+        heads: int,
+        cost: WorkloadModel,
+        domain: int,
+        cap: int | None,
+    ) -> "Job":
+        degrees = split_degrees(heads, ranks, domain)
+        degree_G = np.array(degrees)
+        scale = 2.0 ** (40 - math.frexp(float(cost.seconds(len_S).max()))[1])
+        slope_G = np.rint(scale * cost.chunk_seconds(1.0, 0.0, degree_G)).astype(np.int64)
+        fixed_SG = np.rint(scale * cost.chunk_work(0.0, len_S[:, None], degree_G)).astype(np.int64)
+        whole_S = fixed_SG[:, 0] + slope_G[0] * len_S
+        order = np.lexsort((-whole_S, home_S))
+        ends_R = np.append(0, np.cumsum(np.bincount(home_S, minlength=ranks)))
+
+        def per_rank(value_S: np.ndarray) -> list[int]:
+            return np.diff(np.append(0, np.cumsum(value_S[order]))[ends_R]).tolist()
+
+        pieces, ends = order.tolist(), ends_R.tolist()
+        return cls(
+            ranks=ranks,
+            degrees=degrees,
+            block_R=[rank // domain for rank in range(ranks)],
+            cap=int(len_S.sum()) if cap is None else cap,
+            bound=int(cost.lower_bound(len_S, ranks, degrees) * scale),
+            lens=len_S.tolist(),
+            homes=home_S.tolist(),
+            whole=whole_S.tolist(),
+            slope_G=slope_G,
+            fixed_SG=fixed_SG,
+            home_load_R=per_rank(whole_S),
+            home_tokens_R=per_rank(len_S),
+            home_pieces_R=[pieces[ends[r] : ends[r + 1]] for r in range(ranks)],
+        )
+
+
+class Bench:
+    """Pieces p with seq[p], tokens[p] and load[p] on rank host[p]; and what each rank holds in sum.
+
+    Pieces 0..S-1 are the whole sequences, at home to begin with; `split` replaces one by shards. A shard costs
+    its share of the heads plus slope[p] for each of its tokens, so shards of a sequence can trade tokens. Whole
+    sequences go to any rank, shards to ranks of their block that hold no other shard of the same sequence.
+    """
+
+    def __init__(self, job: Job, goal: int) -> None:
+        self.job, self.goal, self.cap = job, goal, job.cap
+        self.load_R, self.tokens_R = list(job.home_load_R), list(job.home_tokens_R)
+        self.pieces_R = [list(pieces) for pieces in job.home_pieces_R]
+        self.home, self.host = list(job.homes), list(job.homes)
+        self.load, self.tokens = list(job.whole), list(job.lens)
+        self.seq = list(range(len(job.lens)))
+        self.slope = [0] * len(job.lens)
+        self.mates: list[list[int]] = [[]] * len(job.lens)
+        self.block_R = job.block_R
+        self.blocks: list[list[int]] = [[] for _ in range(job.block_R[-1] + 1)]
+        for rank, block in enumerate(job.block_R):
+            self.blocks[block].append(rank)
+
+    def lift(self, piece: int) -> None:
+        """Take the piece off its rank."""
+        host = self.host[piece]
+        self.pieces_R[host].remove(piece)
+        self.load_R[host] -= self.load[piece]
+        self.tokens_R[host] -= self.tokens[piece]
+
+    def put(self, piece: int, rank: int) -> None:
+        """Lay a lifted piece on a rank."""
+        self.host[piece] = rank
+        self.pieces_R[rank].append(piece)
+        self.load_R[rank] += self.load[piece]
+        self.tokens_R[rank] += self.tokens[piece]
+
+    def move(self, piece: int, rank: int) -> None:
+        """Take the piece from its rank to another."""
+        self.lift(piece)
+        self.put(piece, rank)
+
+    def may_go(self, piece: int, rank: int) -> bool:
+        """Whether the rank may host the piece, whatever its load."""
+        mates = self.mates[piece]
+        if not mates:
+            return True
+        in_block = self.block_R[rank] == self.block_R[self.host[piece]]
+        return in_block and all(self.host[mate] != rank for mate in mates)
+
+    def split(self, seq: int, hosts: list[int], g: int) -> None:
+        """Replace a lifted whole sequence by shards on hosts, as even as whole tokens allow."""
+        count, more = divmod(self.tokens[seq], len(hosts))
+        fixed, slope = int(self.job.fixed_SG[seq, g]), int(self.job.slope_G[g])
+        mates = list(range(len(self.seq), len(self.seq) + len(hosts)))
+        self.host[seq] = -1
+        for i, rank in enumerate(hosts):
+            self.seq.append(seq)
+            self.home.append(self.home[seq])
+            self.host.append(-1)
+            self.tokens.append(count + (i < more))
+            self.load.append(fixed + slope * self.tokens[-1])
+            self.slope.append(slope)
+            self.mates.append(mates)
+            self.put(mates[i], rank)
+
+    def pour(self, hot: int, level: int) -> bool:
+        """Shift tokens between shards of the same sequences, over as few ranks as possible, until `hot` is at
+        the level or no rank linked to it is below; whether that helped."""
+        before = self.load_R[hot]
+        while self.load_R[hot] > level:
+            path = self._path_to_room(hot, level)
+            if not path:
+                break
+            last = self.host[path[-1][1]]
+            count = min(
+                *(self.tokens[giver] - 1 for giver, _ in path),
+                -(-(self.load_R[hot] - level) // self.slope[path[0][0]]),
+                (level - self.load_R[last]) // self.slope[path[-1][1]],
+                self.cap - self.tokens_R[last],
+            )
+            for giver, taker in path:
+                self._shift(giver, -count)
+                self._shift(taker, count)
+        return self.load_R[hot] < before
+
+    def _shift(self, piece: int, count: int) -> None:
+        rank, units = self.host[piece], count * self.slope[piece]
+        self.tokens[piece] += count
+        self.load[piece] += units
+        self.tokens_R[rank] += count
+        self.load_R[rank] += units
+
+    def _path_to_room(self, hot: int, level: int) -> list[tuple[int, int]]:
+        """(giving shard, taking shard) from rank to rank; breadth first, so the path is a shortest one."""
+        came: dict[int, tuple[int, int]] = {hot: (-1, -1)}
+        queue = deque([hot])
+        while queue:
+            for giver in self.pieces_R[queue.popleft()]:
+                if self.tokens[giver] < 2 or not self.slope[giver]:
+                    continue
+                for taker in self.mates[giver]:
+                    rank = self.host[taker]
+                    if rank in came:
+                        continue
+                    came[rank] = (giver, taker)
+                    queue.append(rank)
+                    if self.load_R[rank] + self.slope[taker] <= level and self.tokens_R[rank] < self.cap:
+                        path = [came[rank]]
+                        while (rank := self.host[path[-1][0]]) != hot:
+                            path.append(came[rank])
+                        return path[::-1]
+        return []
