@@ -34,8 +34,8 @@ def local_attend(lengths: Sequence[int]) -> Attend:
 class Packing:
     """Where a step's tokens lie and which way they turn: what every block needs beside its rows.
 
-    No pytree node on purpose: FSDP's mixed precision casts every float tensor that it finds in a block's
-    arguments, and the rotary table must stay float32.
+    No pytree node on purpose: FSDP's mixed precision casts float tensors among a block's arguments, and the
+    rotary table must keep its precision.
     """
 
     sequence_T: Tensor
@@ -43,7 +43,7 @@ class Packing:
     sequence_V: Tensor
     place_T: Tensor  # place of each row of (all text, all visual) among the T
     order_T: Tensor  # row of (all text, all visual) at each place: the inverse
-    rotary_TP2: Tensor
+    rotary_TP: Tensor
 
     @staticmethod
     def of(tokens: Tokens, axes: Sequence[int], theta: float) -> "Packing":
@@ -56,7 +56,7 @@ class Packing:
             sequence_V=tokens.sequence_T[tokens.place_V],
             place_T=place_T,
             order_T=order_T,
-            rotary_TP2=rotary_table(tokens.position_T3, axes, theta),
+            rotary_TP=rotary_table(tokens.position_T3, axes, theta),
         )
 
     def pack(self, text_W: Tensor, visual_V: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class Stream(nn.Module):
 
 def attend_rotated(q: Tensor, k: Tensor, v: Tensor, packing: Packing, attend: Attend) -> Tensor:
     """Attention over packed tokens with rotary positions: three times [T, H, K] -> [T, H, K]."""
-    return attend(rotate(q, packing.rotary_TP2), rotate(k, packing.rotary_TP2), v)
+    return attend(rotate(q, packing.rotary_TP), rotate(k, packing.rotary_TP), v)
 
 
 class FinalLayer(nn.Module):

@@ -56,7 +56,7 @@ def pack_whole(
     if grids:
         position_T3[~is_text_T] = torch.cat([grid_positions(grid) for grid in grids])
     tokens = Tokens(
-        latent_VC=torch.cat(list(latents)),
+        latent_VC=torch.cat(list(latents)) if latents else time_S.new_zeros(0, 0),
         time_S=time_S,
         caption_U=torch.tensor(list(b"".join(captions)), dtype=torch.uint8, device=device),
         caption_len_S=text_len_S,
