@@ -12,10 +12,10 @@ class DataError(ValueError):
 class SourceConfig:
     """One set of shards and its share of the draws.
 
-    `shards` is a path, folder, glob, URL (http, https, pipe, and what webdataset opens) or brace list of them,
-    or a list of such. `weight` is the share of samples, relative to the other sources' weights; 0 is never
-    drawn nor opened. `exhausted` says what follows a source's last sample: `repeat` its next epoch, `drop` the
-    source from the mixture, or `stop` the run.
+    `shards` is a path, folder, glob, URL (http, https, pipe, and what webdataset opens) or brace list of
+    these, or a list of them. `weight` is the share of samples, relative to the other sources' weights; 0 is
+    never drawn nor opened. `exhausted` says what follows a source's last sample: `repeat` its next epoch,
+    `drop` it from the mixture, or `stop` the run.
     """
 
     shards: Any = None

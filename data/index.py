@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,8 +21,9 @@ import PIL
 
 from data import images, video
 from data.captions import read_captions
+from data.config import DataError
 from data.samples import Report
-from data.tar import Contents, Member, scan
+from data.tar import Contents, Damage, Member, scan
 
 VERSION = 1
 CAPTIONS = frozenset(("txt", "json"))
@@ -82,6 +83,9 @@ def index_shard(path: Path, name: str, cache: Path) -> ShardIndex:
             return stored
     with open(path, "rb") as file:
         index = build_index(file, name)
+    after = os.stat(path)
+    if (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        raise DataError(f"the shard {path} changed while it was indexed; start again when it is complete")
     for place in places:
         if store(place, stamp, index):
             break
@@ -96,27 +100,27 @@ def build_index(file: BinaryIO, name: str) -> ShardIndex:
     entries: list[Entry] = []
     run = longest = 0
     for key, group in groups.items():
-        for entry in read_group(file, key, group):
-            if isinstance(entry, Report):
-                why = (
-                    f"{entry.reason}: {damaged[key]}" if key in damaged and not group.media else entry.reason
-                )
-                lost.append(Report(name, key, why, entry.samples))
-            elif entry.lacks and key in damaged:
-                lost.append(Report(name, key, f"{entry.lacks}: {damaged[key]}"))
-            else:
-                entries.append(entry)
+        for item in read_group(file, key, group, damaged.get(key, "")):
+            if isinstance(item, Entry):
+                entries.append(item)
                 run = 0
-                continue
-            run += lost[-1].samples
-            longest = max(longest, run)
-    known = {key for key, group in groups.items() if group.media or group.captions or group.problems}
-    for damage in contents.damages:
-        key = split_name(damage.name)[0]
-        hit = int(bool(key) and key not in known)
-        lost.append(Report(name, key, damage.reason + "; what followed is lost", hit))
+            else:
+                lost.append(replace(item, shard=name))
+                run += item.samples
+                longest = max(longest, run)
+    lost += damage_reports(contents, groups, {report.key for report in lost if report.samples}, name)
     digest = hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
     return ShardIndex(entries, lost, digest, longest)
+
+
+def damage_reports(contents: Contents, groups: dict[str, Group], lost: set[str], name: str) -> list[Report]:
+    """One for each damage; it counts a sample that left no trace but a legible name."""
+    reports = []
+    for damage in contents.damages:
+        key = split_name(damage.name)[0]
+        unseen = bool(key) and key not in groups and not lost & set(beside(contents, damage))
+        reports.append(Report(name, key if unseen else "", damage.reason, int(unseen)))
+    return reports
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -158,31 +162,39 @@ def group_members(contents: Contents, name: str) -> tuple[dict[str, Group], list
 
 def damaged_keys(contents: Contents) -> dict[str, str]:
     """Keys next to a damage, with its reason: what they lack was probably lost there."""
-    damaged = {}
-    for damage in contents.damages:
-        around = contents.members[max(damage.after - 1, 0) : damage.after + 1]
-        for name in [*(member.name for member in around), damage.name]:
-            damaged[split_name(name)[0]] = damage.reason
-    return damaged
+    return {
+        key: damage.reason
+        for damage in contents.damages
+        for key in (*beside(contents, damage), split_name(damage.name)[0])
+    }
 
 
-def read_group(file: BinaryIO, key: str, group: Group) -> Iterator[Entry | Report]:
+def beside(contents: Contents, damage: Damage) -> list[str]:
+    """Keys of the members before and after."""
+    return [
+        split_name(member.name)[0] for member in contents.members[max(damage.after - 1, 0) : damage.after + 1]
+    ]
+
+
+def read_group(file: BinaryIO, key: str, group: Group, damage: str) -> Iterator[Entry | Report]:
     """One entry for each picture or clip of the key; the second is `key#2`, and so on.
 
     As many captions as media (or more) pair up in order; fewer are shared, the last one by those left over. A
-    .txt goes before a .json of the same key.
+    .txt goes before a .json of the same key. What lacks a caption next to a damage of the tar is lost,
+    whatever the policy for missing captions.
     """
+    problems = [*group.problems, damage] if damage else group.problems
     if not group.media:
-        why = "; ".join(group.problems) or "it has a caption, but no picture or clip"
-        yield Report("", key, why)
+        yield Report("", key, "; ".join(["it has no picture or clip", *problems]))
         return
     texts = [pair for pair in group.captions if pair[1] == "txt"] or group.captions
     for number, (member, extension) in enumerate(group.media):
         name = key if number == 0 else f"{key}#{number + 1}"
         text = texts[min(number, len(texts) - 1)] if texts else None
         entry = read_entry(file, name, member, extension, text)
-        if isinstance(entry, Entry) and entry.lacks and group.problems:
-            entry = entry._replace(lacks="; ".join(group.problems))
+        if isinstance(entry, Entry) and entry.lacks and problems:
+            lacks = "; ".join([entry.lacks, *problems])
+            entry = Report("", key, lacks) if damage else entry._replace(lacks=lacks)
         yield entry
     for member, _ in texts[len(group.media) :]:
         yield Report("", key, f"{member.name} is not read: the key has more captions than pictures", 0)

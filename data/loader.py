@@ -38,8 +38,8 @@ class Loader:
     """Iterates over LocalBatch: the samples of the canonical streams that are `rank` modulo `ranks`.
 
     The order of global batches depends on manifest, seed, batch_tokens and the data's settings alone. A batch
-    holds the draws that fit `batch_tokens` text and visual tokens over all ranks. DataError (a ValueError) for
-    a rank without a stream, a sample that no batch can hold, and a state that belongs to other data or
+    holds the draws that fit `batch_tokens` text and visual tokens over all ranks. DataError (a ValueError)
+    for a rank without a stream, a sample that no batch can hold, and a state that belongs to other data or
     settings; while iterating, when the budget of failures is spent.
     """
 

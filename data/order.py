@@ -136,6 +136,8 @@ class Order:
             )
             for source, given in zip(manifest.sources, self.sources, strict=True)
         ]
+        self.block, self.chances = -1, [0.0]
+        self.weigh()
 
     def __iter__(self) -> Iterator[tuple[list[Draw], dict[str, Any]]]:
         while True:
@@ -146,8 +148,7 @@ class Order:
                     break
                 draws.append(draw)
                 tokens += draw.tokens
-                self.draws += 1
-                self.cursors[draw.source].offset += 1
+                self.take(draw)
             if not draws:
                 return
             self.batches += 1
@@ -171,24 +172,31 @@ class Order:
         tokens = text + grid[0] * grid[1] * grid[2]
         return Draw(self.draws, number, sample, caption, stream, tokens, grid)
 
+    def take(self, draw: Draw) -> None:
+        cursor = self.cursors[draw.source]
+        cursor.offset += 1
+        self.draws += 1
+        if cursor.dry:
+            self.weigh()
+
+    def weigh(self) -> None:
+        """Running sums of the weights of the sources that are not dry; none where a dry one ends the run."""
+        pairs = list(zip(self.sources, self.cursors, strict=True))
+        over = any(cursor.dry and given.exhausted == "stop" for given, cursor in pairs)
+        weights = [0.0 if cursor.dry else float(given.weight) for given, cursor in pairs]
+        self.sums = [] if over or not any(weights) else list(accumulate(weights))
+
     def choose(self) -> int | None:
-        """The source of the next draw, by weight among those not dry; None where a dry one ends the run."""
-        weights = []
-        for given, cursor in zip(self.sources, self.cursors, strict=True):
-            if cursor.dry and given.exhausted == "stop":
-                return None
-            weights.append(0.0 if cursor.dry else float(given.weight))
-        sums = list(accumulate(weights))
-        if not sums[-1]:
+        """The source of the next draw, by weight; None when the run is over."""
+        if not self.sums:
             return None
         block, place = divmod(self.draws, BLOCK)
-        if getattr(self, "block", None) != block:
-            self.block, self.chance = (
-                block,
-                (raw(self.seed, BLOCK, "sources", block) >> np.uint64(11)) * 2.0**-53,
-            )
-        last = max(number for number, weight in enumerate(weights) if weight)  # should the product round up
-        return bisect_right(sums, float(self.chance[place]) * sums[-1], hi=last)
+        if block != self.block:
+            self.block = block
+            self.chances = ((raw(self.seed, BLOCK, "sources", block) >> 11) * 2.0**-53).tolist()
+        # The largest sum is kept out, should the product round up to it.
+        total = self.sums[-1]
+        return bisect_right(self.sums, min(self.chances[place] * total, total * (1 - 2**-52)))
 
     def state(self) -> dict[str, Any]:
         """JSON-able; a new one, but for the parts that never change."""

@@ -89,11 +89,11 @@ def http_chunks(url: str, timeout: float) -> Iterator[bytes | bool]:
     with urllib.request.urlopen(url, timeout=timeout) as response:
         declared = response.length
         yield declared is not None or bool(response.chunked)
-        received, start = 0, time.monotonic()
+        received, pace = 0, Pace(timeout)
         while chunk := response.read1(CHUNK):
             received += len(chunk)
             yield chunk
-            check_rate(received, time.monotonic() - start, timeout)
+            pace.check(received)
         if declared is not None and received != declared:
             raise TransferError(f"the connection closed after {received} of {declared} bytes")
 
@@ -104,7 +104,7 @@ def pipe_chunks(url: str, timeout: float) -> Iterator[bytes | bool]:
     process: subprocess.Popen = pipe.proc
     output = process.stdout
     assert output is not None
-    received, start = 0, time.monotonic()
+    received, pace = 0, Pace(timeout)
     try:
         while True:
             if not select.select([output], [], [], timeout)[0]:
@@ -114,7 +114,7 @@ def pipe_chunks(url: str, timeout: float) -> Iterator[bytes | bool]:
                 break
             received += len(chunk)
             yield chunk
-            check_rate(received, time.monotonic() - start, timeout)
+            pace.check(received)
         if status := process.wait(timeout):
             raise TransferError(f"the command exited with {status} after {received} bytes")
     finally:
@@ -123,10 +123,19 @@ def pipe_chunks(url: str, timeout: float) -> Iterator[bytes | bool]:
         process.wait()
 
 
-def check_rate(received: int, seconds: float, timeout: float) -> None:
-    """A trickle never trips the time-out of a single read."""
-    if seconds > timeout and received < seconds * LEAST_RATE:
-        raise TransferError(f"only {received} bytes in {seconds:.0f} seconds")
+class Pace:
+    """Ends a trickle, which never trips a read's own time-out: every `timeout` seconds must bring some."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout, self.since, self.before = timeout, time.monotonic(), 0
+
+    def check(self, received: int) -> None:
+        seconds, came = time.monotonic() - self.since, received - self.before
+        if seconds < self.timeout:
+            return
+        if came < seconds * LEAST_RATE:
+            raise TransferError(f"only {came} bytes came in {seconds:.1f} seconds")
+        self.since, self.before = time.monotonic(), received
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 BLOCK = tarfile.BLOCKSIZE
 MAGIC, MAGIC_AT = b"ustar", 257
 WINDOW = 1 << 20
+REST = "what followed is lost"
 END_MARK: type[tarfile.HeaderError] = tarfile.EOFHeaderError  # type: ignore[attr-defined]
 
 
@@ -62,17 +63,18 @@ def scan(file: BinaryIO) -> Contents:
         except (tarfile.HeaderError, ValueError, KeyError) as error:
             found = next_header(file, offset + BLOCK, size)
             what = "is cut inside a header" if offset + BLOCK > size else f"has a bad header ({error})"
-            damage(partial_name(file, offset), f"the tar {what} at byte {offset} of {size}")
+            rest = f"read on at byte {found}" if found < size else REST
+            damage(partial_name(file, offset), f"the tar {what} at byte {offset} of {size}; {rest}")
             offset = found
             continue
         ended, offset = False, reader.offset
         if info.offset_data + (info.size if info.isreg() else 0) > size:
-            damage(info.name, f"the tar is cut inside {info.name} at byte {size}")
+            damage(info.name, f"the tar is cut inside {printable(info.name)} at byte {size}; {REST}")
             return contents
         if not info.isdir():
             contents.members.append(Member(printable(info.name), info.offset_data, info.size, problem(info)))
     if not ended and not contents.damages:
-        damage("", f"the tar is cut after member {len(contents.members)}, at byte {size}: it has no end mark")
+        damage("", f"the tar is cut: it has no end mark after member {len(contents.members)}; {REST}")
     return contents
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import av
 import numpy as np
@@ -188,11 +189,10 @@ def turn_of(frame: VideoFrame) -> tuple[bool, bool, bool]:
 
     The matrix takes a stored pixel (x, y) to (a x + c y, b x + d y) on the screen.
     """
-    try:
-        matrix = frame.side_data[Type.DISPLAYMATRIX]
-    except KeyError:
+    side_data: Any = frame.side_data  # a mapping, whatever its stub says
+    if Type.DISPLAYMATRIX not in side_data:
         return False, False, False
-    a, b, _, c, d = np.frombuffer(bytes(matrix), "=i4", count=5).tolist()
+    a, b, _, c, d = np.frombuffer(side_data[Type.DISPLAYMATRIX], "=i4", count=5).tolist()
     if abs(b) + abs(c) > abs(a) + abs(d):
         return True, c < 0, b < 0
     return False, a < 0, d < 0
