@@ -47,11 +47,10 @@ def make_domain_group(group: dist.ProcessGroup, domain: int) -> DomainGroup:
     """
     if domain < 1:
         raise ValueError(f"domain {domain} must be at least 1 rank")
-    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    rank = dist.get_rank(group)
     first = rank // domain * domain
-    block = ranks[first : first + domain]
-    if block == ranks:
-        return DomainGroup(group, domain, rank)
+    block = dist.get_process_group_ranks(group)[first : first + domain]
+    # A group of its own even where the block is the whole group: attention must not queue behind FSDP's gathers.
     # With local synchronisation a process creates its own block only, not every block of a thousand ranks.
     own = dist.new_group(block, backend=dist.get_backend_config(group), use_local_synchronization=True)
     return DomainGroup(own, domain, rank)

@@ -25,7 +25,7 @@ from knapformer.workload import WorkloadModel
 
 
 def gather_lengths(local_SM: ArrayLike, group: dist.ProcessGroup) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's int64 table of M numbers a sequence -> (table_SM of all ranks in order, home_S); collective.
+    """This rank's int64 table of M numbers a sequence -> (all ranks' table_SM, home_S); collective.
 
     Ranks may have any numbers of sequences, none included; the group must be one for CPU tensors. A thread
     may call this while the device computes, if nobody else uses the group meanwhile.
@@ -139,7 +139,7 @@ class Balancer:
         return route_parts(_parts(x, plan), plan, self.group)
 
     def attend(self, plan: RoutingPlan) -> Attend:
-        """The step's attention, `q_THK, k_THK, v_THK -> out_THK`: make it once a step, use it in all layers."""
+        """The step's attention, `q_THK, k_THK, v_THK -> out_THK`: made once a step, used in all layers."""
         return bind_attention(plan, self._domain, kernel=self.kernel, device=self.device)
 
     @overload
