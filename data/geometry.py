@@ -23,7 +23,7 @@ def fit_grid(
         scale_N = np.minimum(scale_N, 1.0)
     rows_N = np.maximum(np.rint(height_N * scale_N / patch), 1).astype(np.int64)
     columns_N = np.maximum(np.rint(width_N * scale_N / patch), 1).astype(np.int64)
-    tall_N, over_N = rows_N >= columns_N, rows_N * columns_N > most
+    tall_N, over_N = height_N >= width_N, rows_N * columns_N > most
     # Only budgets of a patch or two let the shorter side, too, be rounded up beyond them.
     short_N = np.minimum(np.minimum(rows_N, columns_N), max(math.isqrt(most), 1))
     long_N = most // short_N

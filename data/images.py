@@ -65,6 +65,8 @@ def orientation(image: Image.Image) -> int:
     """EXIF orientation 1 to 8; a PNG's counts only before the pixels (else Pillow would decode them)."""
     if image.format == "PNG" and not image.info.keys() & {"exif", "Raw profile type exif"}:
         return 1
+    if image.format == "TIFF":  # Pillow turns it while loading, and gives its upright size before
+        return 1
     try:
         return int(image.getexif().get(ORIENTATION, 1))
     except Exception:  # EXIF is a side note: a broken one must not lose the picture
@@ -72,15 +74,11 @@ def orientation(image: Image.Image) -> int:
 
 
 def resize_rgb(image: Image.Image, size: tuple[int, int], background: tuple[int, int, int]) -> np.ndarray:
-    """uint8 [H, W, 3]; transparency is laid on `background` after resizing, so hidden colours never bleed."""
+    """uint8 [H, W, 3]; laid on `background` before resizing, so colours hidden under alpha never bleed."""
     image = to_eight_bits(image)
     if "transparency" in image.info or image.mode in ("LA", "PA", "La", "RGBA", "RGBa"):
-        # Pillow resizes RGBa: colours already multiplied by alpha.
-        image = image.convert("RGBA").convert("RGBa").resize(size, Image.Resampling.LANCZOS)
-        pixels_HW4 = np.asarray(image.convert("RGBA"), np.float32)
-        alpha_HW1 = pixels_HW4[..., 3:] / 255
-        under_3 = np.asarray(background, np.float32)
-        return np.rint(pixels_HW4[..., :3] * alpha_HW1 + under_3 * (1 - alpha_HW1)).astype(np.uint8)
+        under = Image.new("RGBA", image.size, (*background, 255))
+        image = Image.alpha_composite(under, image.convert("RGBA"))
     return np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS))
 
 
