@@ -46,8 +46,7 @@ def compose(overrides: Sequence[str]) -> Config:
     Raises ValueError, in one sentence, for an unknown key or choice, a wrong type, a sweep, or a malformed
     override.
     """
-    for override in overrides:
-        _check_form(override)
+    overrides = [_plain(override) for override in overrides]
     for override, values in _sweeps(overrides):
         raise ValueError(
             f"{override} lists {len(values)} values for one run; add --sweep to train one run each"
@@ -57,8 +56,7 @@ def compose(overrides: Sequence[str]) -> Config:
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """Every combination of the values that the overrides list, one list of overrides a run."""
-    for override in overrides:
-        _check_form(override)
+    overrides = [_plain(override) for override in overrides]
     swept = dict(_sweeps(overrides))
     runs: list[list[str]] = [[]]
     for override in overrides:
@@ -111,6 +109,20 @@ def _flat(config: Config) -> dict[str, Any]:
     return dict(walk(OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True), ""))
 
 
+def _plain(override: str) -> str:
+    """The override in Hydra's grammar: a source may be new, and its shards hold braces, commas and colons.
+
+    Raises ValueError for what is no override.
+    """
+    _check_form(override)
+    if not (match := re.fullmatch(r"\+{0,2}(data\.sources\.[^.=]+\.)([^.=]+)=(.*)", override)):
+        return override
+    source, key, value = match.groups()
+    if key == "shards" and value[:1] not in ("[", "'", '"'):
+        value = "'" + value.replace("'", "\\'") + "'"
+    return f"++{source}{key}={value}"
+
+
 def _check_form(override: str) -> None:
     if override.startswith("-"):
         raise ValueError(
@@ -154,10 +166,9 @@ def _compose(overrides: Sequence[str]) -> Config:
 
     # Hydra sees the defaults untyped, so that data.sources can take new entries; the merge checks types.
     ConfigStore.instance().store(name="schema", node=OmegaConf.to_container(OmegaConf.structured(Config)))
-    added = [f"++{text}" if text.startswith("data.sources.") else text for text in overrides]
     try:
         with initialize_config_module("conf", version_base="1.3"):
-            composed = hydra_compose("config", overrides=added)
+            composed = hydra_compose("config", overrides=list(overrides))
         config = from_yaml(OmegaConf.to_yaml(composed))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ValueError(_explain(error, overrides)) from error

@@ -183,6 +183,7 @@ def start(config: Config) -> int:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
+        run_id=path.parent.name,
         rdzv_backend="static",
         rdzv_endpoint=f"127.0.0.1:{config.launch.port or _free_port()}",
         rdzv_configs={"rank": 0},

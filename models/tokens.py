@@ -43,6 +43,7 @@ def pack_whole(
     grids: Sequence[tuple[int, int, int]],
     captions: Sequence[bytes],
     time_S: Tensor,
+    channels: int,
 ) -> tuple[Tokens, list[int]]:
     """Whole sequences on one process: their tokens, and how many each has (for `local_attend`)."""
     device = time_S.device
@@ -53,10 +54,9 @@ def pack_whole(
     place_in_T = torch.arange(len(sequence_T)) - (length_S.cumsum(0) - length_S)[sequence_T]
     is_text_T = place_in_T < text_len_S[sequence_T]
     position_T3 = torch.zeros(len(sequence_T), 3, dtype=torch.int64)
-    if grids:
-        position_T3[~is_text_T] = torch.cat([grid_positions(grid) for grid in grids])
+    position_T3[~is_text_T] = torch.cat([grid_positions((0, 0, 0)), *map(grid_positions, grids)])
     tokens = Tokens(
-        latent_VC=torch.cat(list(latents)) if latents else time_S.new_zeros(0, 0),
+        latent_VC=torch.cat([time_S.new_zeros(0, channels), *latents]),
         time_S=time_S,
         caption_U=torch.tensor(list(b"".join(captions)), dtype=torch.uint8, device=device),
         caption_len_S=text_len_S,

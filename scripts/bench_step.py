@@ -1,8 +1,8 @@
 """Seconds a training step with and without the balancer, side by side on two gloo ranks of one thread each.
 
-Rank 0 reads only clips, rank 1 only pictures. The same global batches run with layout `none` and with the
-X
-this machine first): the work of the busiest rank without balancing over the mean.
+Rank 0 reads only clips, rank 1 only pictures. The same global batch runs with layout `none` and with the
+planner's, in turns; printed are medians, their ratio, and the ideal ratio that the work model gives (fitted
+here first): the work of the busiest rank without balancing over the mean.
 """
 
 import argparse

@@ -51,7 +51,7 @@ class Metrics:
         self.progress.stop()
         self.file.close()
         if self.wandb is not None:
-            self._guard(lambda: self.wandb.finish(exit_code=0 if kind is None else 1, quiet=True))
+            self._guard(lambda: self.wandb.finish(exit_code=0 if kind is None else 1))
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Record the numbers of optimizer step `step` (from 1)."""

@@ -53,9 +53,8 @@ def draw(
         b""
     ] * count  # drawn without words, for guidance
     empty = torch.zeros(rows, codec.channels, device=device)
-    tokens, lengths = pack_whole(
-        [empty] * (2 * count), [grid] * (2 * count), captions, torch.zeros(2 * count, device=device)
-    )
+    time_S = torch.zeros(2 * count, device=device)
+    tokens, lengths = pack_whole([empty] * (2 * count), [grid] * (2 * count), captions, time_S, codec.channels)
     attend = attend_whole(lengths)
 
     sequence_V = torch.arange(count, device=device).repeat_interleave(rows)
