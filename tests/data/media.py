@@ -4,6 +4,7 @@ import io
 import struct
 import tarfile
 from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def clip(
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
         stream.codec_context.thread_count = 1
         if ratio is not None:
-            stream.codec_context.sample_aspect_ratio = ratio[0] / ratio[1]
+            stream.codec_context.sample_aspect_ratio = Fraction(*ratio)
         sound = container.add_stream("aac", rate=8000) if audio else None
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
