@@ -3,6 +3,7 @@
 S sequences, R ranks, G degrees; a piece is a whole sequence or one shard of a split one.
 """
 
+import copy
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -30,10 +31,12 @@ class Job:
     lens: list[int]
     homes: list[int]
     whole: list[int]
+    heads_part: list[int]
     slope_G: np.ndarray
     fixed_SG: np.ndarray
     home_load_R: list[int]
     home_tokens_R: list[int]
+    home_heads_R: list[int]
     home_pieces_R: list[list[int]]
 
     @classmethod
@@ -70,10 +73,12 @@ class Job:
             lens=len_S.tolist(),
             homes=home_S.tolist(),
             whole=whole_S.tolist(),
+            heads_part=fixed_SG[:, 0].tolist(),
             slope_G=slope_G,
             fixed_SG=fixed_SG,
             home_load_R=per_rank(whole_S),
             home_tokens_R=per_rank(len_S),
+            home_heads_R=per_rank(fixed_SG[:, 0]),
             home_pieces_R=[pieces[ends[r] : ends[r + 1]] for r in range(ranks)],
         )
 
@@ -89,9 +94,14 @@ class Bench:
     def __init__(self, job: Job, goal: int) -> None:
         self.job, self.goal, self.cap = job, goal, job.cap
         self.load_R, self.tokens_R = list(job.home_load_R), list(job.home_tokens_R)
+        self.heads_R = list(job.home_heads_R)
+        mean_heads = sum(self.heads_R) // job.ranks
+        self.goal_up = (job.bound + mean_heads // 3) * 37 // 36
+        self.goal_down = (job.bound - mean_heads // 5) * 37 // 36
         self.pieces_R = [list(pieces) for pieces in job.home_pieces_R]
         self.home, self.host = list(job.homes), list(job.homes)
         self.load, self.tokens = list(job.whole), list(job.lens)
+        self.heads = list(job.heads_part)
         self.seq = list(range(len(job.lens)))
         self.slope = [0] * len(job.lens)
         self.mates: list[list[int]] = [[]] * len(job.lens)
@@ -100,12 +110,21 @@ class Bench:
         for rank, block in enumerate(job.block_R):
             self.blocks[block].append(rank)
 
+    def copy(self) -> "Bench":
+        """The same state, to return to."""
+        twin = copy.copy(self)
+        for name in ("load_R", "tokens_R", "heads_R", "host", "home", "load", "tokens", "heads", "seq", "slope", "mates"):
+            setattr(twin, name, list(getattr(self, name)))
+        twin.pieces_R = [list(pieces) for pieces in self.pieces_R]
+        return twin
+
     def lift(self, piece: int) -> None:
         """Take the piece off its rank."""
         host = self.host[piece]
         self.pieces_R[host].remove(piece)
         self.load_R[host] -= self.load[piece]
         self.tokens_R[host] -= self.tokens[piece]
+        self.heads_R[host] -= self.heads[piece]
 
     def put(self, piece: int, rank: int) -> None:
         """Lay a lifted piece on a rank."""
@@ -113,11 +132,16 @@ class Bench:
         self.pieces_R[rank].append(piece)
         self.load_R[rank] += self.load[piece]
         self.tokens_R[rank] += self.tokens[piece]
+        self.heads_R[rank] += self.heads[piece]
 
     def move(self, piece: int, rank: int) -> None:
         """Take the piece from its rank to another."""
         self.lift(piece)
         self.put(piece, rank)
+
+    def excess(self, load: int, heads: int) -> int:
+        """How far a rank of this load is beyond what the step and its hedge allow."""
+        return max(load - self.goal, load + heads // 3 - self.goal_up, load - heads // 5 - self.goal_down)
 
     def may_go(self, piece: int, rank: int) -> bool:
         """Whether the rank may host the piece, whatever its load."""
@@ -140,22 +164,23 @@ class Bench:
             self.tokens.append(count + (i < more))
             self.load.append(fixed + slope * self.tokens[-1])
             self.slope.append(slope)
+            self.heads.append(fixed)
             self.mates.append(mates)
             self.put(mates[i], rank)
 
-    def pour(self, hot: int, level: int) -> bool:
+    def pour(self, hot: int, level: int, roof: int) -> bool:
         """Shift tokens between shards of the same sequences, over as few ranks as possible, until `hot` is at
-        the level or no rank linked to it is below; whether that helped."""
+        the level or no rank linked to it is below the roof; whether that helped."""
         before = self.load_R[hot]
         while self.load_R[hot] > level:
-            path = self._path_to_room(hot, level)
+            path = self._path_to_room(hot, roof)
             if not path:
                 break
             last = self.host[path[-1][1]]
             count = min(
                 *(self.tokens[giver] - 1 for giver, _ in path),
                 -(-(self.load_R[hot] - level) // self.slope[path[0][0]]),
-                (level - self.load_R[last]) // self.slope[path[-1][1]],
+                (roof - self.load_R[last]) // self.slope[path[-1][1]],
                 self.cap - self.tokens_R[last],
             )
             for giver, taker in path:
@@ -170,7 +195,7 @@ class Bench:
         self.tokens_R[rank] += count
         self.load_R[rank] += units
 
-    def _path_to_room(self, hot: int, level: int) -> list[tuple[int, int]]:
+    def _path_to_room(self, hot: int, roof: int) -> list[tuple[int, int]]:
         """(giving shard, taking shard) from rank to rank; breadth first, so the path is a shortest one."""
         came: dict[int, tuple[int, int]] = {hot: (-1, -1)}
         queue = deque([hot])
@@ -184,7 +209,7 @@ class Bench:
                         continue
                     came[rank] = (giver, taker)
                     queue.append(rank)
-                    if self.load_R[rank] + self.slope[taker] <= level and self.tokens_R[rank] < self.cap:
+                    if self.load_R[rank] + self.slope[taker] <= roof and self.tokens_R[rank] < self.cap:
                         path = [came[rank]]
                         while (rank := self.host[path[-1][0]]) != hot:
                             path.append(came[rank])

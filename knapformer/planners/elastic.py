@@ -10,7 +10,7 @@ import numpy as np
 
 from knapformer.plan import RoutingPlan
 from knapformer.planners.bench import Bench, Job
-from knapformer.planners.repair import even_ranks
+from knapformer.planners.repair import even_ranks, hedge
 from knapformer.workload import WorkloadModel
 
 # Loads within 1/256 of the bound count as equal: there fewer tokens on the move are worth more.
@@ -31,31 +31,38 @@ def plan_elastic(
     if not len(len_S):
         return RoutingPlan.of_pieces(ranks, home_S, len_S, len_S, len_S)
     job = Job.of(len_S, home_S, ranks=ranks, heads=heads, cost=cost, domain=domain, cap=max_tokens)
-    best: Bench | None = None
+    best: tuple[tuple[int, int], Bench] | None = None
     for candidate in _candidates(job):
-        if candidate and (best is None or max(candidate.load_R) < max(best.load_R)):
-            best = candidate
-        if best and max(best.load_R) <= best.goal:
+        if candidate is None:
+            continue
+        slow = max(0, max(candidate.load_R) - candidate.goal)
+        shaky = max(0, *map(candidate.excess, candidate.load_R, candidate.heads_R))
+        if best is None or (slow, shaky) < best[0]:
+            best = (slow, shaky), candidate
+        if best[0] == (0, 0):
             break
-    return best and _plan(best, home_S)
+    return best and _plan(best[1], home_S)
 
 
 def _candidates(job: Job) -> Iterator[Bench | None]:
     goal = job.bound + job.bound // TOLERANCE
     tried = set()
-    for eighths in (8, 7, 6, 5, 4, 3, 2, 1):
-        choice = _degrees(job, goal * eighths // 8)
+    mean = sum(job.home_heads_R) // job.ranks
+    room = 3 * (job.bound + mean // 3) * 37 // 36 - 3 * goal
+    some = max(mean * 19 // 20, room // 2)
+    for most, heads in [(goal, some), *((goal * e // 8, 8 * goal) for e in (8, 7, 6, 5, 4, 3, 2, 1))]:
+        choice = _degrees(job, most, heads)
         if choice.tobytes() not in tried:
             tried.add(choice.tobytes())
             yield _construct(job, goal, choice)
 
 
-def _degrees(job: Job, most: int) -> np.ndarray:
+def _degrees(job: Job, most: int, heads: int) -> np.ndarray:
     """[S] index of the least degree whose even shards cost at most `most`, else of the cheapest."""
     share_SG = -(-np.array(job.lens)[:, None] // np.array(job.degrees))
     each_SG = job.fixed_SG + job.slope_G * share_SG
     each_SG[np.array(job.degrees) > np.array(job.lens)[:, None]] = np.iinfo(np.int64).max
-    fits_SG = (each_SG <= most) & (share_SG <= job.cap)
+    fits_SG = (each_SG <= most) & (job.fixed_SG <= heads) & (share_SG <= job.cap)
     return np.where(fits_SG.any(1), fits_SG.argmax(1), each_SG.argmin(1))
 
 
@@ -65,6 +72,11 @@ def _construct(job: Job, goal: int, choice_S: np.ndarray) -> Bench | None:
     if aside is None or not _fill(bench, _settle(bench, aside)):
         return None
     even_ranks(bench, 4 * job.ranks + 64)
+    if max(bench.load_R) <= goal:
+        plain = bench.copy()
+        hedge(bench, 4 * job.ranks + 64)
+        if max(bench.load_R) > goal:
+            bench = plain
     return bench if max(bench.tokens_R) <= job.cap else None
 
 
@@ -82,6 +94,17 @@ def _place_splits(bench: Bench, choice_S: np.ndarray) -> dict[int, list[int]] | 
         bench.lift(seq)
     home_R = list(bench.load_R)
     room_B = [sum(bench.goal - home_R[r] for r in block) for block in bench.blocks]
+    share = sum(job.home_heads_R) * 9 // (8 * job.ranks)
+    load_B = [[0, 0] for _ in bench.blocks]
+    whole_B = [(sum(home_R[r] for r in b), sum(bench.heads_R[r] for r in b)) for b in bench.blocks]
+
+    def heads_over(b: int, load: int, heads: int) -> int:
+        """Heads' work of the block beyond its share, after a sequence comes and its own whole ones make way."""
+        load, heads = load + load_B[b][0], heads + load_B[b][1]
+        whole, whole_heads = whole_B[b]
+        stay = max(0, min(whole, len(bench.blocks[b]) * bench.goal - load))
+        return max(0, heads + whole_heads * stay // max(whole, 1) - len(bench.blocks[b]) * share)
+
     link_R = list(range(job.ranks))
     g_S = choice_S[long]
     total_S = job.fixed_SG[long, g_S] * np.array(job.degrees)[g_S] + job.slope_G[g_S] * np.array(job.lens)[long]
@@ -97,20 +120,28 @@ def _place_splits(bench: Bench, choice_S: np.ndarray) -> dict[int, list[int]] | 
             return [r for r in bench.blocks[b] if held(r) + tokens <= job.cap]
 
         own = job.block_R[job.homes[seq]]
-        if not (room_B[own] >= total and len(able(own)) >= degree):
+        heads = degree * int(job.fixed_SG[seq, g])
+        def clean(b: int) -> bool:
+            held_heads = sorted(bench.heads_R[r] if r in aside else 0 for r in able(b))
+            limit = 3 * (bench.goal_up - bench.goal)
+            return len(held_heads) >= degree and held_heads[degree - 1] + heads // degree <= limit
+
+        if not (room_B[own] >= total and not heads_over(own, total, heads) and clean(own)):
             fitting = [b for b in range(len(room_B)) if len(able(b)) >= degree]
             if not fitting:
                 return None
-            own = max(fitting, key=lambda b: (room_B[b], b == own, -b))
+            own = max(fitting, key=lambda b: (-heads_over(b, total, heads), clean(b), room_B[b], b == own, -b))
+        load_B[own][0] += total
+        load_B[own][1] += heads
         each = int(job.fixed_SG[seq, g]) + int(job.slope_G[g]) * tokens
         hosts = _choose_hosts(bench, able(own), degree, each, job.homes[seq], home_R, aside, link_R)
         for rank in hosts:
             if rank not in aside:
                 aside[rank], bench.pieces_R[rank] = bench.pieces_R[rank], []
-                bench.load_R[rank] = bench.tokens_R[rank] = 0
+                bench.load_R[rank] = bench.tokens_R[rank] = bench.heads_R[rank] = 0
         bench.split(seq, hosts, g)
         for rank in hosts:
-            bench.pour(rank, bench.goal)
+            bench.pour(rank, bench.goal, bench.goal)
         room_B[own] -= total
         links = {link_R[r] for r in hosts}
         for rank in bench.blocks[own]:
@@ -125,7 +156,10 @@ def _choose_hosts(bench, ranks, degree, each, home, home_R, aside, link_R) -> li
     def load(r: int) -> int:
         return bench.load_R[r] if r in aside else 0
 
-    ranks = sorted(ranks, key=lambda r: (min(load(r) + home_R[r], bench.goal), load(r), r != home, r))
+    def heads(r: int) -> int:
+        return bench.heads_R[r] if r in aside else 0
+
+    ranks = sorted(ranks, key=lambda r: (heads(r), min(load(r) + home_R[r], bench.goal), load(r), r != home, r))
     if max(load(r) for r in ranks[:degree]) + each > bench.goal:
         seen: dict[int, int] = {}
         turn = {}
@@ -139,9 +173,10 @@ def _settle(bench: Bench, aside: dict[int, list[int]]) -> list[int]:
     """Let every rank keep its own whole sequences, costliest first, up to goal and cap; returns the others."""
     pool = []
     for rank in range(bench.job.ranks):
-        load, tokens, kept = 0, 0, []
+        load, tokens, heads, kept = 0, 0, 0, []
         if rank in aside:
             free, load, tokens = aside[rank], bench.load_R[rank], bench.tokens_R[rank]
+            heads = bench.heads_R[rank]
         elif bench.load_R[rank] > bench.goal or bench.tokens_R[rank] > bench.cap:
             free, bench.pieces_R[rank] = bench.pieces_R[rank], []
         else:
@@ -150,11 +185,12 @@ def _settle(bench: Bench, aside: dict[int, list[int]]) -> list[int]:
             if load + bench.load[piece] <= bench.goal and tokens + bench.tokens[piece] <= bench.cap:
                 load += bench.load[piece]
                 tokens += bench.tokens[piece]
+                heads += bench.heads[piece]
                 kept.append(piece)
             else:
                 pool.append(piece)
         bench.pieces_R[rank] += kept
-        bench.load_R[rank], bench.tokens_R[rank] = load, tokens
+        bench.load_R[rank], bench.tokens_R[rank], bench.heads_R[rank] = load, tokens, heads
     return pool
 
 
@@ -173,7 +209,7 @@ def _fill(bench: Bench, pool: list[int]) -> bool:
             touched = bench.blocks[bench.block_R[rank]]
         shelves.remove(touched)
         bench.put(piece, rank)
-        bench.pour(rank, bench.goal)
+        bench.pour(rank, bench.goal, bench.goal)
         shelves.insert(touched)
     return True
 

@@ -25,9 +25,71 @@ def even_ranks(bench: Bench, steps: int) -> None:
             heat_R[hot] = -1
 
 
+def hedge(bench: Bench, steps: int) -> None:
+    """Spread long attention until the plan stays even if the cost model errs about it by a quarter."""
+    given_up = set()
+    for _ in range(steps):
+        hot, excess = -1, 0
+        for rank, (load, heads) in enumerate(zip(bench.load_R, bench.heads_R, strict=True)):
+            e = bench.excess(load, heads)
+            if e > excess and rank not in given_up:
+                hot, excess = rank, e
+        if hot < 0:
+            return
+        if bench.load_R[hot] - bench.goal == excess:
+            if cool_rank(bench, hot):
+                given_up.clear()
+            else:
+                given_up.add(hot)
+            continue
+        if bench.load_R[hot] + bench.heads_R[hot] // 3 - bench.goal_up == excess:
+            if bench.pour(hot, bench.load_R[hot] - excess, bench.goal):
+                continue
+            order = sorted(range(len(bench.load_R)), key=lambda r: (bench.load_R[r] + bench.heads_R[r] // 3, r))
+        else:
+            order = sorted(range(len(bench.load_R)), key=lambda r: (-bench.heads_R[r], r))
+        block = bench.block_R[hot]
+        near = [r for r in order if bench.block_R[r] == block]
+        for cool in dict.fromkeys([*near[:8], *order[:8]]):
+            if cool != hot and hedge_swap(bench, hot, cool, excess):
+                given_up.clear()
+                break
+        else:
+            given_up.add(hot)
+
+
+def hedge_swap(bench: Bench, hot: int, cool: int, excess: int) -> bool:
+    least, most = bench.load_R[hot] - bench.goal, bench.goal - bench.load_R[cool]
+    gives = sorted((bench.load[p], p) for p in bench.pieces_R[hot] if bench.may_go(p, cool))
+    takes = sorted((bench.load[p], p) for p in bench.pieces_R[cool] if bench.may_go(p, hot))
+    best = None
+    for go, back in (*_pairs(gives, takes, least, most), *_sets(gives, takes, least, most)):
+        change = sum(bench.load[p] for p in go) - sum(bench.load[p] for p in back)
+        heads = sum(bench.heads[p] for p in go) - sum(bench.heads[p] for p in back)
+        after = max(
+            bench.excess(bench.load_R[hot] - change, bench.heads_R[hot] - heads),
+            bench.excess(bench.load_R[cool] + change, bench.heads_R[cool] + heads),
+            0,
+        )
+        if (after and after >= excess - (bench.goal >> 10)) or (best and after > best[0]):
+            continue
+        if not _fits(bench, go, back, hot, cool):
+            continue
+        choice = (after, _strays(bench, go, hot, cool) + _strays(bench, back, cool, hot), go, back)
+        if best is None or choice < best:
+            best = choice
+    if best is None:
+        return False
+    for piece in best[2]:
+        bench.move(piece, cool)
+    for piece in best[3]:
+        bench.move(piece, hot)
+    return True
+
+
 def cool_rank(bench: Bench, hot: int) -> bool:
     """The cheapest repair that helps: pour tokens, swap pieces, split a whole sequence, level with peers."""
-    if bench.pour(hot, bench.goal):
+    if bench.pour(hot, bench.goal, bench.goal):
         return True
     block = bench.blocks[bench.block_R[hot]]
     near = min((r for r in block if r != hot), key=bench.load_R.__getitem__, default=hot)
@@ -143,7 +205,7 @@ def divide(bench: Bench, hot: int) -> bool:
     bench.lift(piece)
     bench.split(piece, hosts, g)
     for rank in hosts:
-        bench.pour(rank, reached)
+        bench.pour(rank, reached, reached)
     return True
 
 
@@ -152,4 +214,4 @@ def level(bench: Bench, hot: int) -> bool:
     peers = [bench.host[mate] for piece in bench.pieces_R[hot] for mate in bench.mates[piece]]
     cool = min((bench.load_R[r] for r in peers), default=bench.load_R[hot])
     middle = (bench.load_R[hot] + cool) // 2
-    return bench.load_R[hot] - middle > bench.goal >> 10 and bench.pour(hot, middle)
+    return bench.load_R[hot] - middle > bench.goal >> 10 and bench.pour(hot, middle, middle)
