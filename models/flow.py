@@ -80,9 +80,12 @@ def draw_times(seed: int, id_S: Tensor, tokens_S: Tensor, config: FlowConfig) ->
 
 
 def shift_mu(tokens_S: Tensor, config: FlowConfig) -> Tensor:
-    """[S] FLUX's mu: linear in visual tokens through shift_low at 256 and shift_high at 4096."""
-    slope = (config.shift_high - config.shift_low) / (4096 - 256)
-    return config.shift_low + slope * (tokens_S.float() - 256)
+    """[S] FLUX's mu: from shift_low at 256 visual tokens linearly to shift_high at 4096, and held beyond.
+
+    Going on linearly, a clip of 30,000 tokens would see nothing but noise.
+    """
+    share_S = (tokens_S.clamp(256, 4096).float() - 256) / (4096 - 256)
+    return config.shift_low + (config.shift_high - config.shift_low) * share_S
 
 
 def shift_times(time: Tensor, mu: Tensor) -> Tensor:
