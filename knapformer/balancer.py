@@ -53,6 +53,10 @@ class PendingPlan:
         self._future = future
         self.seconds_waited = 0.0
 
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        return self._future.done()
+
     def result(self) -> RoutingPlan:
         """The plan, as soon as it is there. Raises the planner's ValueError, the same on every rank."""
         begin = time.perf_counter()
