@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from webdataset import TarWriter
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SIZES = ((16, 16), (20, 20), (24, 24), (14, 18), (18, 24), (16, 22), (18, 14), (24, 18), (22, 16))
+SIZES = ((14, 14), (16, 16), (24, 24), (14, 18), (18, 24), (14, 22), (18, 14), (24, 18), (22, 14))
 CLIP_SIZES = ((24, 24), (28, 24), (24, 28), (32, 32))
 CLIPS, CLIPS_A_SHARD, PICTURES_A_SHARD = 320, 160, 600
 FRAMES, FPS = 8, 8
