@@ -32,11 +32,7 @@ def local_attend(lengths: Sequence[int]) -> Attend:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where a step's tokens lie and which way they turn: what every block needs beside its rows.
-
-    No pytree node on purpose: FSDP's mixed precision casts float tensors among a block's arguments, and the
-    rotary table must keep its precision.
-    """
+    """Where a step's tokens lie and which way they turn: what every block needs beside its rows."""
 
     sequence_T: Tensor
     sequence_W: Tensor
