@@ -266,10 +266,10 @@ def store(place: Path, stamp: list[int | str], index: ShardIndex) -> bool:
     )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, prefix=".index-", delete=False) as file:
-            file.write(content)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, place)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".index-") as folder:
+            written = Path(folder, place.name)
+            written.write_text(content)
+            os.replace(written, place)
     except OSError:
         return False
     return True

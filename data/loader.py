@@ -101,6 +101,7 @@ def decode_ahead(config: DataConfig, parts: Iterator[list[Ref]]) -> Iterator[lis
         prefetch_factor=config.prefetch if config.workers else None,
         multiprocessing_context=worker_context() if config.workers else None,
         worker_init_fn=start_worker,
+        generator=torch.Generator(),  # else DataLoader draws from the trainer's
         collate_fn=unchanged,
     )
 

@@ -5,8 +5,9 @@ N samples of a source, M captions of all of them, B shards.
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from threading import Event
 
 import numpy as np
 
@@ -89,99 +90,122 @@ def open_manifest(config: DataConfig, progress: Callable[[int, int], None] | Non
     data.max_failures.
     """
     check_config(config)
-    active = {name: source for name, source in config.sources.items() if source.weight > 0}
-    urls = {name: list_shards(name, source.shards) for name, source in active.items()}
-    total, done = sum(map(len, urls.values())), 0
+    urls = {
+        name: list_shards(name, source.shards) for name, source in config.sources.items() if source.weight > 0
+    }
+    opened = open_shards(config, urls, progress or (lambda done, total: None))
     sources, reports, cut_captions = [], [], 0
-    with ThreadPoolExecutor(THREADS) as pool:
-        jobs = {
-            name: [
-                pool.submit(open_shard, url, f"{name}/{short}", config)
-                for url, short in zip(urls[name], short_names(urls[name]), strict=True)
-            ]
-            for name in active
-        }
-        try:
-            for name in active:
-                opened = []
-                for job in jobs[name]:
-                    opened.append(job.result())
-                    done += 1
-                    if progress is not None:
-                        progress(done, total)
-                source, lost, cut = make_source(name, short_names(urls[name]), opened, config)
-                sources.append(source)
-                reports += lost
-                cut_captions += cut
-                check_losses(config, opened, reports)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    for name, shards in opened.items():
+        kept, lost = apply_policies(shards, config)
+        source = make_source(name, shards, kept, config)
+        sources.append(source)
+        reports += lost
+        cut_captions += sum(length > config.max_text for _, entry in kept for length in entry.lengths)
     for report in reports:
         logger.warning("%s", report)
+    check_losses(config, [shard for shards in opened.values() for shard in shards], reports)
     for source in sources:
         if not len(source):
             raise DataError(f"data.sources.{source.name} has no sample that can be read" + first_of(reports))
     return Manifest(tuple(sources), tuple(reports), cut_captions)
 
 
-def open_shard(url: str, name: str, config: DataConfig) -> tuple[str, ShardIndex]:
-    """(path, index); with missing_shard=skip an empty index that reports why."""
+@dataclass(frozen=True)
+class Shard:
+    """`name` is unique in its source, `label` ("source/name") in the manifest; `path` is on this machine."""
+
+    name: str
+    label: str
+    path: str
+    index: ShardIndex
+
+
+def open_shards(
+    config: DataConfig, urls: dict[str, list[str]], progress: Callable[[int, int], None]
+) -> dict[str, list[Shard]]:
+    """All shards of each source, opened side by side; the first error, or Ctrl-C, cancels the others."""
+    cancel = Event()
+    with ThreadPoolExecutor(THREADS) as pool:
+        jobs = {
+            source: [
+                pool.submit(open_shard, source, name, url, config, cancel.is_set)
+                for name, url in zip(short_names(listed), listed, strict=True)
+            ]
+            for source, listed in urls.items()
+        }
+        every = [job for listed in jobs.values() for job in listed]
+        try:
+            for done, job in enumerate(as_completed(every), 1):
+                job.result()
+                progress(done, len(every))
+        except BaseException:
+            cancel.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {source: [job.result() for job in listed] for source, listed in jobs.items()}
+
+
+def open_shard(source: str, name: str, url: str, config: DataConfig, cancelled: Callable[[], bool]) -> Shard:
+    """With missing_shard=skip, an empty index in place of an error."""
+    label = f"{source}/{name}"
     try:
-        path = locate(url, config)
-        return str(path), index_shard(path, name, cache_folder(config))
+        path = locate(url, config, cancelled)
+        return Shard(name, label, str(path), index_shard(path, label, cache_folder(config)))
     except (DataError, OSError) as error:
         if config.missing_shard == "skip":
-            return url, ShardIndex([], [Report(name, "", f"the whole shard is lost: {error}", 0)], "", 0)
-        raise (
-            error if isinstance(error, DataError) else DataError(f"the shard {url} cannot be read: {error}")
-        ) from None
+            lost = Report(label, "", f"the whole shard is lost: {error}", 0)
+            return Shard(name, label, url, ShardIndex([], [lost], "", 0))
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"the shard {url} cannot be read: {error}") from None
 
 
-def make_source(
-    name: str, names: list[str], opened: list[tuple[str, ShardIndex]], config: DataConfig
-) -> tuple[Source, list[Report], int]:
-    """The columns of one source after the configured policies, its losses, and its captions to be cut."""
-    reports: list[Report] = []
-    entries: list[Entry] = []
-    shard_N: list[int] = []
-    for number, (_, index) in enumerate(opened):
-        reports += index.lost
-        for entry in index.entries:
-            if report := apply_policy(entry, f"{name}/{names[number]}", config):
-                reports.append(report)
+def apply_policies(shards: list[Shard], config: DataConfig) -> tuple[list[tuple[int, Entry]], list[Report]]:
+    """([(number of its shard, sample that is kept)], losses and notes)."""
+    kept, reports = [], []
+    for number, shard in enumerate(shards):
+        reports += shard.index.lost
+        for entry in shard.index.entries:
+            report = apply_policy(entry, config)
+            if report is not None:
+                reports.append(replace(report, shard=shard.label))
             if report is None or not report.samples:
-                entries.append(entry)
-                shard_N.append(number)
-    kind = np.array([entry.kind == "clip" for entry in entries], bool)
+                kept.append((number, entry))
+    return kept, reports
+
+
+def make_source(name: str, shards: list[Shard], kept: list[tuple[int, Entry]], config: DataConfig) -> Source:
+    """The columns of one source."""
+    entries = [entry for _, entry in kept]
+    clip_N = np.array([entry.kind == "clip" for entry in entries], bool)
     seconds_N = np.array([entry.seconds for entry in entries], np.float64)
     count_N = np.array([len(entry.lengths) for entry in entries], np.int64)
     length_M = np.array([length for entry in entries for length in entry.lengths], np.int64)
-    source = Source(
+    return Source(
         name=name,
-        names_B=names,
-        paths_B=[path for path, _ in opened],
-        digests_B=[index.digest for _, index in opened],
+        names_B=[shard.name for shard in shards],
+        paths_B=[shard.path for shard in shards],
+        digests_B=[shard.index.digest for shard in shards],
         key_N=[entry.key for entry in entries],
-        shard_N=np.array(shard_N, np.int32),
-        clip_N=kind,
+        shard_N=np.array([number for number, _ in kept], np.int32),
+        clip_N=clip_N,
         media_N3=np.array([entry.media for entry in entries], np.int64).reshape(-1, 3),
         caption_N3=np.array([entry.caption or NO_CAPTION for entry in entries], np.int64).reshape(-1, 3),
         extension_N=[entry.extension for entry in entries],
         seconds_N=seconds_N,
-        grid_N3=grids(entries, kind, seconds_N, config),
+        grid_N3=grids(entries, clip_N, seconds_N, config),
         first_N=np.cumsum(count_N) - count_N,
         count_N=count_N,
         length_M=np.minimum(length_M, config.max_text),
     )
-    return source, reports, int((length_M > config.max_text).sum())
 
 
-def apply_policy(entry: Entry, shard: str, config: DataConfig) -> Report | None:
+def apply_policy(entry: Entry, config: DataConfig) -> Report | None:
     """A loss (one sample), a note (none), or nothing."""
     if entry.cut:
-        return Report(shard, entry.key, f"the clip is cut: {entry.cut}", int(config.cut_clip == "skip"))
+        return Report("", entry.key, f"the clip is cut: {entry.cut}", int(config.cut_clip == "skip"))
     if entry.lacks:
-        return Report(shard, entry.key, entry.lacks, int(config.missing_caption == "skip"))
+        return Report("", entry.key, entry.lacks, int(config.missing_caption == "skip"))
     return None
 
 
@@ -197,14 +221,14 @@ def grids(entries: list[Entry], clip_N: np.ndarray, seconds_N: np.ndarray, confi
     return grid_N3
 
 
-def check_losses(config: DataConfig, opened: list[tuple[str, ShardIndex]], reports: list[Report]) -> None:
+def check_losses(config: DataConfig, shards: list[Shard], reports: list[Report]) -> None:
     """DataError when the budget of failures is spent; a shard that is lost whole counts as one sample."""
     spent = sum(max(report.samples, int(not report.key)) for report in reports)
     if spent > config.max_failures:
         raise DataError(
             f"{spent} samples are lost, more than data.max_failures={config.max_failures}" + first_of(reports)
         )
-    run = max((index.run for _, index in opened), default=0)
+    run = max(shard.index.run for shard in shards)
     if run >= config.max_failures_in_a_row:
         raise DataError(
             f"{run} samples in a row are lost; data.max_failures_in_a_row={config.max_failures_in_a_row} "

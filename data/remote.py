@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,13 @@ def is_remote(url: str) -> bool:
     return "://" in url or url.startswith("pipe:")
 
 
-def fetch(url: str, folder: Path, timeout: float, retries: int) -> Path:
+def never() -> bool:
+    return False
+
+
+def fetch(
+    url: str, folder: Path, timeout: float, retries: int, cancelled: Callable[[], bool] = never
+) -> Path:
     """Path of the whole shard in the cache; DataError when all attempts failed.
 
     The name holds the hash of the whole URL. A lock that dies with its process guards the one partial file,
@@ -39,34 +45,36 @@ def fetch(url: str, folder: Path, timeout: float, retries: int) -> Path:
     final = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.tar"
     if final.exists():
         return final
-    with locked(final.with_suffix(".lock")):
+    with locked(final.with_suffix(".lock"), cancelled):
         if final.exists():
             return final
         part = final.with_suffix(".part")
         try:
-            attempt_all(url, part, timeout, retries)
+            attempt_all(url, part, timeout, retries, cancelled)
             os.replace(part, final)
         finally:
             part.unlink(missing_ok=True)
     return final
 
 
-def attempt_all(url: str, part: Path, timeout: float, retries: int) -> None:
+def attempt_all(url: str, part: Path, timeout: float, retries: int, cancelled: Callable[[], bool]) -> None:
     for attempt in range(retries + 1):
         try:
-            return transfer(url, part, timeout)
+            return transfer(url, part, timeout, cancelled)
         except urllib.error.HTTPError as error:
             reason = f"HTTP status {error.code}"
             if error.code < 500 and error.code not in (408, 429):
                 break
         except Exception as error:  # each library has its own; all of them mean that the transfer failed
             reason = str(error) or type(error).__name__
+        if cancelled():
+            break
         if attempt < retries:
             time.sleep(min(timeout, 0.5 * 2**attempt))
     raise DataError(f"{url} could not be fetched in {attempt + 1} attempts: {reason}")
 
 
-def transfer(url: str, part: Path, timeout: float) -> None:
+def transfer(url: str, part: Path, timeout: float, cancelled: Callable[[], bool]) -> None:
     with open(part, "wb") as file:
         chunks = (
             http_chunks(url, timeout) if url.startswith(("http:", "https:")) else pipe_chunks(url, timeout)
@@ -77,6 +85,8 @@ def transfer(url: str, part: Path, timeout: float) -> None:
                 certain = chunk
             else:
                 file.write(chunk)
+            if cancelled():
+                raise TransferError("cancelled")
         file.flush()
         os.fsync(file.fileno())
     # A closed connection without a declared length and a pipe's last byte look the same whole or cut.
@@ -139,8 +149,15 @@ class Pace:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Exclusive among processes of this machine; the system frees it when its holder dies."""
+def locked(path: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Exclusive among the processes that share the folder; the system frees it when its holder dies."""
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if cancelled():
+                    raise TransferError("cancelled") from None
+                time.sleep(0.1)
         yield

@@ -3,7 +3,7 @@
 import glob
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import braceexpand
@@ -67,10 +67,10 @@ def expand(source: str, url: str) -> list[str]:
     return [path]
 
 
-def locate(url: str, config: DataConfig) -> Path:
+def locate(url: str, config: DataConfig, cancelled: Callable[[], bool]) -> Path:
     """The shard's file on this machine, fetched if it must be; DataError where there is none."""
     if is_remote(url):
-        return fetch(url, cache_folder(config), config.timeout, config.retries)
+        return fetch(url, cache_folder(config), config.timeout, config.retries, cancelled)
     if not os.path.isfile(url):
         raise DataError(f"the shard {url} does not exist")
     return Path(url)
