@@ -93,12 +93,15 @@ class Bench:
 
     def __init__(self, job: Job, goal: int) -> None:
         self.job, self.goal, self.cap = job, goal, job.cap
+        self.hedged = False
+        self.touched: set[int] = set()
         self.load_R, self.tokens_R = list(job.home_load_R), list(job.home_tokens_R)
         self.heads_R = list(job.home_heads_R)
         mean_heads = sum(self.heads_R) // job.ranks
-        self.goal_up = (job.bound + mean_heads // 3) * 37 // 36
-        self.goal_down = (job.bound - mean_heads // 5) * 37 // 36
-        self.pieces_R = [list(pieces) for pieces in job.home_pieces_R]
+        self.goal_up = (job.bound + mean_heads // 3) * 35 // 34
+        self.goal_down = (job.bound - mean_heads // 5) * 35 // 34
+        self.wholes_R = [list(pieces) for pieces in job.home_pieces_R]
+        self.shards_R: list[list[int]] = [[] for _ in range(job.ranks)]
         self.home, self.host = list(job.homes), list(job.homes)
         self.load, self.tokens = list(job.whole), list(job.lens)
         self.heads = list(job.heads_part)
@@ -115,24 +118,27 @@ class Bench:
         twin = copy.copy(self)
         for name in ("load_R", "tokens_R", "heads_R", "host", "home", "load", "tokens", "heads", "seq", "slope", "mates"):
             setattr(twin, name, list(getattr(self, name)))
-        twin.pieces_R = [list(pieces) for pieces in self.pieces_R]
+        twin.wholes_R = [list(pieces) for pieces in self.wholes_R]
+        twin.shards_R = [list(pieces) for pieces in self.shards_R]
         return twin
 
     def lift(self, piece: int) -> None:
         """Take the piece off its rank."""
         host = self.host[piece]
-        self.pieces_R[host].remove(piece)
+        (self.shards_R if self.mates[piece] else self.wholes_R)[host].remove(piece)
         self.load_R[host] -= self.load[piece]
         self.tokens_R[host] -= self.tokens[piece]
         self.heads_R[host] -= self.heads[piece]
+        self.touched.add(host)
 
     def put(self, piece: int, rank: int) -> None:
         """Lay a lifted piece on a rank."""
         self.host[piece] = rank
-        self.pieces_R[rank].append(piece)
+        (self.shards_R if self.mates[piece] else self.wholes_R)[rank].append(piece)
         self.load_R[rank] += self.load[piece]
         self.tokens_R[rank] += self.tokens[piece]
         self.heads_R[rank] += self.heads[piece]
+        self.touched.add(rank)
 
     def move(self, piece: int, rank: int) -> None:
         """Take the piece from its rank to another."""
@@ -141,15 +147,16 @@ class Bench:
 
     def excess(self, load: int, heads: int) -> int:
         """How far a rank of this load is beyond what the step and its hedge allow."""
+        if not self.hedged:
+            return load - self.goal
         return max(load - self.goal, load + heads // 3 - self.goal_up, load - heads // 5 - self.goal_down)
 
-    def may_go(self, piece: int, rank: int) -> bool:
-        """Whether the rank may host the piece, whatever its load."""
-        mates = self.mates[piece]
-        if not mates:
-            return True
-        in_block = self.block_R[rank] == self.block_R[self.host[piece]]
-        return in_block and all(self.host[mate] != rank for mate in mates)
+    def excess_of(self, rank: int) -> int:
+        return self.excess(self.load_R[rank], self.heads_R[rank])
+
+    def may_go(self, shard: int, rank: int) -> bool:
+        """Whether the rank, of the shard's block, hosts no other shard of its sequence."""
+        return all(self.host[mate] != rank for mate in self.mates[shard])
 
     def split(self, seq: int, hosts: list[int], g: int) -> None:
         """Replace a lifted whole sequence by shards on hosts, as even as whole tokens allow."""
@@ -194,13 +201,16 @@ class Bench:
         self.load[piece] += units
         self.tokens_R[rank] += count
         self.load_R[rank] += units
+        self.touched.add(rank)
 
     def _path_to_room(self, hot: int, roof: int) -> list[tuple[int, int]]:
         """(giving shard, taking shard) from rank to rank; breadth first, so the path is a shortest one."""
+        if all(self.load_R[r] >= roof or r == hot for r in self.blocks[self.block_R[hot]]):
+            return []
         came: dict[int, tuple[int, int]] = {hot: (-1, -1)}
         queue = deque([hot])
         while queue:
-            for giver in self.pieces_R[queue.popleft()]:
+            for giver in self.shards_R[queue.popleft()]:
                 if self.tokens[giver] < 2 or not self.slope[giver]:
                     continue
                 for taker in self.mates[giver]:

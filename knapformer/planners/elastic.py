@@ -10,7 +10,8 @@ import numpy as np
 
 from knapformer.plan import RoutingPlan
 from knapformer.planners.bench import Bench, Job
-from knapformer.planners.repair import even_ranks, hedge
+from knapformer.planners.repair import even
+from knapformer.planners.static import plan_home, plan_static
 from knapformer.workload import WorkloadModel
 
 # Loads within 1/256 of the bound count as equal: there fewer tokens on the move are worth more.
@@ -31,39 +32,62 @@ def plan_elastic(
     if not len(len_S):
         return RoutingPlan.of_pieces(ranks, home_S, len_S, len_S, len_S)
     job = Job.of(len_S, home_S, ranks=ranks, heads=heads, cost=cost, domain=domain, cap=max_tokens)
-    best: tuple[tuple[int, int], Bench] | None = None
-    for candidate in _candidates(job):
-        if candidate is None:
-            continue
-        slow = max(0, max(candidate.load_R) - candidate.goal)
-        shaky = max(0, *map(candidate.excess, candidate.load_R, candidate.heads_R))
-        if best is None or (slow, shaky) < best[0]:
-            best = (slow, shaky), candidate
-        if best[0] == (0, 0):
-            break
-    return best and _plan(best[1], home_S)
+    best = _search(job)
+    plans = [_plan(best, home_S)] if best else []
+    if best is None or max(best.load_R) > best.goal:
+        plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
+    able = [plan for plan in plans if plan.peak_tokens() <= job.cap]
+    return min(able, key=lambda plan: plan.seconds(cost), default=None)
 
 
-def _candidates(job: Job) -> Iterator[Bench | None]:
+def _search(job: Job) -> Bench | None:
+    """The best of a fixed number of candidates: below the goal and hedged, or else as near as can be."""
     goal = job.bound + job.bound // TOLERANCE
+    mean_heads = sum(job.home_heads_R) // job.ranks
+    spread = max(mean_heads * 19 // 20, (3 * (job.bound + mean_heads // 3) * 35 // 34 - 3 * goal) // 2)
+    best: tuple[tuple[int, int], Bench] | None = None
     tried = set()
-    mean = sum(job.home_heads_R) // job.ranks
-    room = 3 * (job.bound + mean // 3) * 37 // 36 - 3 * goal
-    some = max(mean * 19 // 20, room // 2)
-    for most, heads in [(goal, some), *((goal * e // 8, 8 * goal) for e in (8, 7, 6, 5, 4, 3, 2, 1))]:
-        choice = _degrees(job, most, heads)
-        if choice.tobytes() not in tried:
-            tried.add(choice.tobytes())
-            yield _construct(job, goal, choice)
+    for i, (most, heads) in enumerate([(goal, spread), *((goal * e // 8, 8 * goal) for e in (5, 8, 7, 6, 4, 3, 2, 1))]):
+        choice_S, total = _degrees(job, most, heads)
+        if choice_S.tobytes() in tried or (best and total >= max(best[1].load_R) * job.ranks):
+            continue
+        tried.add(choice_S.tobytes())
+        bench = _construct(job, goal, choice_S)
+        if bench is None:
+            continue
+        slow = max(0, max(bench.load_R) - goal)
+        shaky = max(0, *map(bench.excess, bench.load_R, bench.heads_R))
+        if best is None or (slow, shaky) < best[0]:
+            best = (slow, shaky), bench
+        if best[0] == (0, 0) or (best[0][0] == 0 and i >= 4):
+            break
+    return best and best[1]
 
 
-def _degrees(job: Job, most: int, heads: int) -> np.ndarray:
-    """[S] index of the least degree whose even shards cost at most `most`, else of the cheapest."""
+def _degrees(job: Job, most: int, heads: int) -> tuple[np.ndarray, int]:
+    """[S] index of the least degree whose even shards cost at most `most`, of it `heads` for attention.
+
+    Else of the degree whose shards cost least. Also returns the cost of all.
+    """
     share_SG = -(-np.array(job.lens)[:, None] // np.array(job.degrees))
     each_SG = job.fixed_SG + job.slope_G * share_SG
     each_SG[np.array(job.degrees) > np.array(job.lens)[:, None]] = np.iinfo(np.int64).max
     fits_SG = (each_SG <= most) & (job.fixed_SG <= heads) & (share_SG <= job.cap)
-    return np.where(fits_SG.any(1), fits_SG.argmax(1), each_SG.argmin(1))
+    choice_S = np.where(fits_SG.any(1), fits_SG.argmax(1), each_SG.argmin(1))
+    rows = np.arange(len(choice_S))
+    total_S = job.fixed_SG[rows, choice_S] * np.array(job.degrees)[choice_S]
+    return choice_S, int((total_S + job.slope_G[choice_S] * np.array(job.lens)).sum())
+
+
+def _fixed_plans(job, len_S, home_S, heads, cost, domain) -> Iterator[RoutingPlan]:
+    """What the other layouts would do: the elastic planner must not be worse."""
+    yield plan_home(len_S, home_S, ranks=job.ranks)
+    for degree in job.degrees:
+        if job.ranks % degree == 0 and domain % degree == 0:
+            layout = f"g{degree}n{job.ranks // degree}"
+            yield plan_static(
+                len_S, home_S, ranks=job.ranks, layout=layout, heads=heads, cost=cost, domain=domain
+            )
 
 
 def _construct(job: Job, goal: int, choice_S: np.ndarray) -> Bench | None:
@@ -71,12 +95,14 @@ def _construct(job: Job, goal: int, choice_S: np.ndarray) -> Bench | None:
     aside = _place_splits(bench, choice_S)
     if aside is None or not _fill(bench, _settle(bench, aside)):
         return None
-    even_ranks(bench, 4 * job.ranks + 64)
+    steps = 4 * job.ranks + 64
+    even(bench, steps)
     if max(bench.load_R) <= goal:
-        plain = bench.copy()
-        hedge(bench, 4 * job.ranks + 64)
+        plain, bench.hedged = bench.copy(), True
+        even(bench, steps)
         if max(bench.load_R) > goal:
             bench = plain
+        bench.hedged = True
     return bench if max(bench.tokens_R) <= job.cap else None
 
 
@@ -137,7 +163,7 @@ def _place_splits(bench: Bench, choice_S: np.ndarray) -> dict[int, list[int]] | 
         hosts = _choose_hosts(bench, able(own), degree, each, job.homes[seq], home_R, aside, link_R)
         for rank in hosts:
             if rank not in aside:
-                aside[rank], bench.pieces_R[rank] = bench.pieces_R[rank], []
+                aside[rank], bench.wholes_R[rank] = bench.wholes_R[rank], []
                 bench.load_R[rank] = bench.tokens_R[rank] = bench.heads_R[rank] = 0
         bench.split(seq, hosts, g)
         for rank in hosts:
@@ -178,7 +204,7 @@ def _settle(bench: Bench, aside: dict[int, list[int]]) -> list[int]:
             free, load, tokens = aside[rank], bench.load_R[rank], bench.tokens_R[rank]
             heads = bench.heads_R[rank]
         elif bench.load_R[rank] > bench.goal or bench.tokens_R[rank] > bench.cap:
-            free, bench.pieces_R[rank] = bench.pieces_R[rank], []
+            free, bench.wholes_R[rank] = bench.wholes_R[rank], []
         else:
             continue
         for piece in free:
@@ -189,7 +215,7 @@ def _settle(bench: Bench, aside: dict[int, list[int]]) -> list[int]:
                 kept.append(piece)
             else:
                 pool.append(piece)
-        bench.pieces_R[rank] += kept
+        bench.wholes_R[rank] += kept
         bench.load_R[rank], bench.tokens_R[rank], bench.heads_R[rank] = load, tokens, heads
     return pool
 
@@ -201,16 +227,14 @@ def _fill(bench: Bench, pool: list[int]) -> bool:
     shelves = Shelves(bench)
     for piece in sorted(pool, key=lambda p: (-bench.load[p], p)):
         rank = shelves.best_fit(piece)
-        touched = [rank]
         if rank < 0:
             rank = shelves.most_room(piece)
-            if rank < 0:
-                return False
-            touched = bench.blocks[bench.block_R[rank]]
-        shelves.remove(touched)
+        if rank < 0:
+            return False
+        bench.touched.clear()
         bench.put(piece, rank)
         bench.pour(rank, bench.goal, bench.goal)
-        shelves.insert(touched)
+        shelves.update(bench.touched)
     return True
 
 
@@ -219,26 +243,23 @@ class Shelves:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.all = sorted((bench.goal - load, r) for r, load in enumerate(bench.load_R))
+        self.room_R = [bench.goal - load for load in bench.load_R]
+        self.all = sorted(zip(self.room_R, range(len(self.room_R)), strict=True))
         self.room_B = [0] * len(bench.blocks)
         self.blocks: list[list[tuple[int, int]]] = [[] for _ in bench.blocks]
         for room, rank in self.all:
             self.blocks[bench.block_R[rank]].append((room, rank))
             self.room_B[bench.block_R[rank]] += room
 
-    def remove(self, ranks: list[int]) -> None:
+    def update(self, ranks: set[int]) -> None:
+        """Put ranks where their load now belongs."""
         for rank in ranks:
-            room, b = self.bench.goal - self.bench.load_R[rank], self.bench.block_R[rank]
+            old, room, b = self.room_R[rank], self.bench.goal - self.bench.load_R[rank], self.bench.block_R[rank]
             for shelf in (self.all, self.blocks[b]):
-                shelf.pop(bisect_left(shelf, (room, rank)))
-            self.room_B[b] -= room
-
-    def insert(self, ranks: list[int]) -> None:
-        for rank in ranks:
-            room, b = self.bench.goal - self.bench.load_R[rank], self.bench.block_R[rank]
-            insort(self.all, (room, rank))
-            insort(self.blocks[b], (room, rank))
-            self.room_B[b] += room
+                shelf.pop(bisect_left(shelf, (old, rank)))
+                insort(shelf, (room, rank))
+            self.room_R[rank] = room
+            self.room_B[b] += room - old
 
     def best_fit(self, piece: int) -> int:
         """The rank with the least room that holds the piece, in its home block if any there; -1 if none."""

@@ -1,122 +1,93 @@
-"""The elastic planner's repairs: from the hottest rank, take what its step is too long for.
+"""The elastic planner's repairs: take from the rank that is furthest beyond its limits what another can take.
 
-Each repair lowers the hottest of the ranks that it touches, so that they end.
+Every repair lowers the worst of the ranks that it touches.
 """
 
 from bisect import bisect_left
+from heapq import nsmallest
 
 from knapformer.planners.bench import Bench
 
+Pieces = list[tuple[int, int]]  # (load, piece), ascending
 
-def even_ranks(bench: Bench, steps: int) -> None:
-    """Cool the hottest rank, again and again, until all are at the goal or cannot be helped."""
-    heat_R = list(bench.load_R)
+
+def even(bench: Bench, steps: int) -> None:
+    """Repair the worst rank, again and again, until none is beyond its limits or none can be helped."""
+    excess_R = [bench.excess_of(rank) for rank in range(bench.job.ranks)]
+    stuck: set[int] = set()
     for _ in range(steps):
-        worst = max(heat_R)
-        if worst <= bench.goal:
+        worst = max(excess_R)
+        if worst <= 0:
             return
-        hot = heat_R.index(worst)
-        if cool_rank(bench, hot):
-            # Ranks given up before may be helped by what has just moved in their block.
-            for rank in bench.blocks[bench.block_R[hot]]:
-                heat_R[rank] = bench.load_R[rank]
-            heat_R = [h if h < 0 else load for h, load in zip(heat_R, bench.load_R, strict=True)]
-        else:
-            heat_R[hot] = -1
-
-
-def hedge(bench: Bench, steps: int) -> None:
-    """Spread long attention until the plan stays even if the cost model errs about it by a quarter."""
-    given_up = set()
-    for _ in range(steps):
-        hot, excess = -1, 0
-        for rank, (load, heads) in enumerate(zip(bench.load_R, bench.heads_R, strict=True)):
-            e = bench.excess(load, heads)
-            if e > excess and rank not in given_up:
-                hot, excess = rank, e
-        if hot < 0:
-            return
-        if bench.load_R[hot] - bench.goal == excess:
-            if cool_rank(bench, hot):
-                given_up.clear()
-            else:
-                given_up.add(hot)
+        hot = excess_R.index(worst)
+        bench.touched.clear()
+        if not _repair(bench, hot, worst):
+            excess_R[hot] = 0
+            stuck.add(hot)
             continue
-        if bench.load_R[hot] + bench.heads_R[hot] // 3 - bench.goal_up == excess:
-            if bench.pour(hot, bench.load_R[hot] - excess, bench.goal):
-                continue
-            order = sorted(range(len(bench.load_R)), key=lambda r: (bench.load_R[r] + bench.heads_R[r] // 3, r))
-        else:
-            order = sorted(range(len(bench.load_R)), key=lambda r: (-bench.heads_R[r], r))
-        block = bench.block_R[hot]
-        near = [r for r in order if bench.block_R[r] == block]
-        for cool in dict.fromkeys([*near[:8], *order[:8]]):
-            if cool != hot and hedge_swap(bench, hot, cool, excess):
-                given_up.clear()
-                break
-        else:
-            given_up.add(hot)
+        # What moved may help ranks of the same block that were given up.
+        bench.touched.update(r for r in stuck if bench.block_R[r] == bench.block_R[hot])
+        stuck -= bench.touched
+        for rank in bench.touched:
+            excess_R[rank] = bench.excess_of(rank)
 
 
-def hedge_swap(bench: Bench, hot: int, cool: int, excess: int) -> bool:
-    least, most = bench.load_R[hot] - bench.goal, bench.goal - bench.load_R[cool]
-    gives = sorted((bench.load[p], p) for p in bench.pieces_R[hot] if bench.may_go(p, cool))
-    takes = sorted((bench.load[p], p) for p in bench.pieces_R[cool] if bench.may_go(p, hot))
-    best = None
-    for go, back in (*_pairs(gives, takes, least, most), *_sets(gives, takes, least, most)):
-        change = sum(bench.load[p] for p in go) - sum(bench.load[p] for p in back)
-        heads = sum(bench.heads[p] for p in go) - sum(bench.heads[p] for p in back)
-        after = max(
-            bench.excess(bench.load_R[hot] - change, bench.heads_R[hot] - heads),
-            bench.excess(bench.load_R[cool] + change, bench.heads_R[cool] + heads),
-            0,
-        )
-        if (after and after >= excess - (bench.goal >> 10)) or (best and after > best[0]):
-            continue
-        if not _fits(bench, go, back, hot, cool):
-            continue
-        choice = (after, _strays(bench, go, hot, cool) + _strays(bench, back, cool, hot), go, back)
-        if best is None or choice < best:
-            best = choice
-    if best is None:
-        return False
-    for piece in best[2]:
-        bench.move(piece, cool)
-    for piece in best[3]:
-        bench.move(piece, hot)
-    return True
-
-
-def cool_rank(bench: Bench, hot: int) -> bool:
+def _repair(bench: Bench, hot: int, excess: int) -> bool:
     """The cheapest repair that helps: pour tokens, swap pieces, split a whole sequence, level with peers."""
-    if bench.pour(hot, bench.goal, bench.goal):
-        return True
+    load, heads = bench.load_R[hot], bench.heads_R[hot]
     block = bench.blocks[bench.block_R[hot]]
-    near = min((r for r in block if r != hot), key=bench.load_R.__getitem__, default=hot)
-    far = bench.load_R.index(min(bench.load_R))
-    for cool in dict.fromkeys([near, far] if bench.load_R[near] < bench.goal else [far, near]):
-        if cool != hot and swap(bench, hot, cool):
+    if load - bench.goal == excess:
+        if bench.pour(hot, bench.goal, bench.goal):
             return True
-    return divide(bench, hot) or level(bench, hot)
+        return _swap_with_any(bench, hot, excess, bench.load_R, 2) or _divide(bench, hot) or _level(bench, hot)
+    if load - heads // 5 - bench.goal_down == excess:
+        return _swap_with_any(bench, hot, excess, [-h for h in bench.heads_R], 4)
+    if bench.pour(hot, load - excess, bench.goal):
+        return True
+    return _swap_with_any(bench, hot, excess, [x + h // 3 for x, h in zip(bench.load_R, bench.heads_R, strict=True)], 4)
 
 
-def swap(bench: Bench, hot: int, cool: int) -> bool:
+def _swap_with_any(bench: Bench, hot: int, excess: int, heat_R: list[int], count: int) -> bool:
+    """Swap with one of the coolest ranks, by heat_R, of the block, else of all."""
+    block = [(heat_R[r], r) for r in bench.blocks[bench.block_R[hot]]]
+    near = [r for _, r in nsmallest(count, block)]
+    if any(_swap(bench, hot, cool, excess) for cool in near if cool != hot):
+        return True
+    if len(block) == len(heat_R):
+        return False
+    far = [r for _, r in nsmallest(count, zip(heat_R, range(len(heat_R)), strict=True))]
+    return any(_swap(bench, hot, cool, excess) for cool in far if cool != hot and cool not in near)
+
+
+def _swap(bench: Bench, hot: int, cool: int, excess: int) -> bool:
     """Exchange pieces so that the worse of both ranks gets best; among equals the fewest tokens leave home."""
     least, most = bench.load_R[hot] - bench.goal, bench.goal - bench.load_R[cool]
-    gives = sorted((bench.load[p], p) for p in bench.pieces_R[hot] if bench.may_go(p, cool))
-    takes = sorted((bench.load[p], p) for p in bench.pieces_R[cool] if bench.may_go(p, hot))
-    best = None
-    for go, back in (*_pairs(gives, takes, least, most), *_sets(gives, takes, least, most)):
-        change = sum(bench.load[p] for p in go) - sum(bench.load[p] for p in back)
-        excess = max(least - change, change - most, 0)
-        # A crawl of tiny gains would take long and change nothing.
-        if (excess and excess >= least - (bench.goal >> 10)) or (best and excess > best[0]):
-            continue
-        if not _fits(bench, go, back, hot, cool):
-            continue
-        choice = (excess, _strays(bench, go, hot, cool) + _strays(bench, back, cool, hot), go, back)
-        if best is None or choice < best:
-            best = choice
+    gives, takes = _movable(bench, hot, cool), _movable(bench, cool, hot)
+    # A crawl of tiny gains would take long and change little.
+    bar = excess - (bench.goal >> 10)
+    capped = bench.tokens_R[hot] + bench.tokens_R[cool] > bench.cap
+    best: tuple[int, int, list[int], list[int]] | None = None
+    for options in (_pairs, _sets):
+        for go, back, change in options(gives, takes, least, most):
+            after = max(least - change, change - most, 0)
+            if after and after >= bar or best and after > best[0]:
+                continue
+            if bench.hedged:
+                heads = sum([bench.heads[p] for p in go]) - sum([bench.heads[p] for p in back])
+                after = max(
+                    bench.excess(bench.load_R[hot] - change, bench.heads_R[hot] - heads),
+                    bench.excess(bench.load_R[cool] + change, bench.heads_R[cool] + heads),
+                    0,
+                )
+                if after and after >= bar or best and after > best[0]:
+                    continue
+            if capped and not _fits(bench, go, back, hot, cool):
+                continue
+            choice = (after, _strays(bench, go, hot, cool) + _strays(bench, back, cool, hot), go, back)
+            if best is None or choice < best:
+                best = choice
+        if best and not best[0]:
+            break
     if best is None:
         return False
     for piece in best[2]:
@@ -126,65 +97,78 @@ def swap(bench: Bench, hot: int, cool: int) -> bool:
     return True
 
 
-Pieces = list[tuple[int, int]]
+def _movable(bench: Bench, rank: int, to: int) -> Pieces:
+    pieces = [(bench.load[p], p) for p in bench.wholes_R[rank]]
+    if bench.block_R[rank] == bench.block_R[to]:
+        pieces += [(bench.load[p], p) for p in bench.shards_R[rank] if bench.may_go(p, to)]
+    return sorted(pieces)
 
 
-def _pairs(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[list[int], list[int]]]:
+def _pairs(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[list[int], list[int], int]]:
     """Each piece alone, and against the one that brings the change nearest to the middle of [least, most]."""
     aim = (least + most) // 2
-    options: list[tuple[list[int], list[int]]] = []
-    for load, piece in gives:
-        options.append(([piece], []))
+    options: list[tuple[list[int], list[int], int]] = []
+    for load, piece in _some(gives, 64):
+        options.append(([piece], [], load))
         at = bisect_left(takes, (load - aim, -1))
-        options += [([piece], [p]) for _, p in takes[max(at - 1, 0) : at + 1]]
+        for other, partner in takes[max(at - 1, 0) : at + 1]:
+            options.append(([piece], [partner], load - other))
     return options
 
 
-def _sets(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[list[int], list[int]]]:
+def _sets(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[list[int], list[int], int]]:
     """Each piece of one rank against as many of the other, largest first, as the change wants."""
+    options = []
     aim = least if least <= most else (least + most) // 2
-    options = [([piece], _filling(takes, load - aim)) for load, piece in gives]
+    for load, piece in _some(gives, 16):
+        held, back = _filling(takes, load - aim)
+        options.append(([piece], back, load - held))
     aim = most if least <= most else aim
-    options += [(_filling(gives, load + aim), [piece]) for load, piece in takes]
+    for load, piece in _some(takes, 16):
+        held, go = _filling(gives, load + aim)
+        options.append((go, [piece], held - load))
     return options
 
 
-def _filling(pieces: Pieces, room: int) -> list[int]:
-    chosen = []
-    for load, piece in reversed(pieces):
-        if load <= room:
-            room -= load
-            chosen.append(piece)
-    return chosen
+def _some(pieces: Pieces, count: int) -> Pieces:
+    """At most about `count` of the pieces, the largest among them: a rank may hold thousands."""
+    return pieces[:: -max(1, len(pieces) // count)]
+
+
+def _filling(pieces: Pieces, room: int) -> tuple[int, list[int]]:
+    left, chosen, end = room, [], len(pieces)
+    while end := bisect_left(pieces, (left + 1, -1), 0, end):
+        end -= 1
+        left -= pieces[end][0]
+        chosen.append(pieces[end][1])
+    return room - left, chosen
 
 
 def _fits(bench: Bench, go: list[int], back: list[int], hot: int, cool: int) -> bool:
-    """Tokens stay under the cap, and no two shards of a sequence meet."""
-    grown = sum(bench.tokens[p] for p in go) - sum(bench.tokens[p] for p in back)
-    if bench.tokens_R[cool] + grown > bench.cap or bench.tokens_R[hot] - grown > bench.cap:
-        return False
-    shards = [bench.seq[p] for p in (*go, *back) if bench.mates[p]]
-    return len(shards) == len(set(shards))
+    """Whether both ranks' tokens stay under the cap."""
+    grown = sum([bench.tokens[p] for p in go]) - sum([bench.tokens[p] for p in back])
+    return bench.tokens_R[cool] + grown <= bench.cap and bench.tokens_R[hot] - grown <= bench.cap
 
 
 def _strays(bench: Bench, pieces: list[int], here: int, there: int) -> int:
     """Tokens away from home after the step less those before."""
-    return sum(bench.tokens[p] * ((there != bench.home[p]) - (here != bench.home[p])) for p in pieces)
+    return sum([bench.tokens[p] * ((there != bench.home[p]) - (here != bench.home[p])) for p in pieces])
 
 
-def divide(bench: Bench, hot: int) -> bool:
+def _divide(bench: Bench, hot: int) -> bool:
     """Split one whole sequence of `hot` with the coolest ranks of its block, by the least degree that levels."""
     job, block = bench.job, bench.blocks[bench.block_R[hot]]
     others = sorted((r for r in block if r != hot), key=lambda r: (bench.load_R[r], r))
+    wholes = [p for _, p in _some(sorted((bench.load[p], p) for p in bench.wholes_R[hot]), 16)]
     best = None
     for g, degree in enumerate(job.degrees[1:], 1):
         if degree > len(block):
             break
         hosts = [hot, *others[: degree - 1]]
         held = sum(bench.load_R[r] for r in hosts)
-        for piece in bench.pieces_R[hot]:
+        for piece in wholes:
             tokens = bench.tokens[piece]
-            if bench.mates[piece] or tokens < degree:
+            if tokens < degree:
                 continue
             share = -(-tokens // degree)
             fixed, slope = int(job.fixed_SG[piece, g]), int(job.slope_G[g])
@@ -209,9 +193,9 @@ def divide(bench: Bench, hot: int) -> bool:
     return True
 
 
-def level(bench: Bench, hot: int) -> bool:
+def _level(bench: Bench, hot: int) -> bool:
     """Pour half of what `hot` has beyond its coolest peer: it may have more to offer to other ranks."""
-    peers = [bench.host[mate] for piece in bench.pieces_R[hot] for mate in bench.mates[piece]]
+    peers = [bench.host[mate] for piece in bench.shards_R[hot] for mate in bench.mates[piece]]
     cool = min((bench.load_R[r] for r in peers), default=bench.load_R[hot])
     middle = (bench.load_R[hot] + cool) // 2
     return bench.load_R[hot] - middle > bench.goal >> 10 and bench.pour(hot, middle, middle)
