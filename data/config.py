@@ -49,7 +49,7 @@ class DataConfig:
 
     streams: int = 48  # canonical streams that fix the order; at least the number of ranks
     workers: int = 2  # decoding processes of each rank; 0 decodes in the training process
-    prefetch: int = 2  # batches that each worker decodes ahead
+    prefetch: int = 2  # batches that each worker decodes ahead; their tokens bound its memory
     cache: str = ""  # folder of fetched shards; empty is ~/.cache/knapformer
     timeout: float = 30.0  # seconds without data until a transfer counts as stalled
     retries: int = 3  # further attempts after a failed transfer

@@ -13,7 +13,7 @@ from data.images import read_picture
 from data.index import Place, read_at
 from data.manifest import Manifest
 from data.order import Draw
-from data.samples import Report, Sample
+from data.samples import Report, Sample, reason_of
 from data.video import read_clip
 
 
@@ -79,9 +79,7 @@ class Decoder:
                 text = read_caption(file, ref) if ref.extension else ""
             patch_VC, position_V3, grid = patchify(frames_FHW3, self.patch, self.patch_time)
         except Exception as error:  # decoders raise whatever they like at a broken file
-            return Report(
-                f"{ref.source}/{ref.shard}", ref.key, f"it cannot be decoded: {error or type(error).__name__}"
-            )
+            return Report(f"{ref.source}/{ref.shard}", ref.key, f"it cannot be decoded: {reason_of(error)}")
         assert grid == ref.grid, f"{ref.key}: {grid} is not the planned {ref.grid}"
         text_W = np.frombuffer(cut(text, self.max_text), np.uint8)
         return Sample(

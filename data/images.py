@@ -6,7 +6,7 @@ H x W pixels; sizes are (width, height) as in Pillow.
 import io
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 EXTENSIONS = frozenset(
     ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "tga", "ppm")
@@ -49,7 +49,10 @@ def read_picture(content: bytes, size: tuple[int, int], background: tuple[int, i
 def open_picture(content: bytes) -> Image.Image:
     if not content:
         raise ValueError("0 bytes")
-    image = Image.open(io.BytesIO(content), formats=FORMATS)
+    try:
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError("it is no picture of a known format") from None
     if image.width * image.height > MAX_PIXELS:
         image.close()
         raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS}")

@@ -22,7 +22,7 @@ import PIL
 from data import images, video
 from data.captions import read_captions
 from data.config import DataError
-from data.samples import Report
+from data.samples import Report, reason_of
 from data.tar import Contents, Damage, Member, scan
 
 VERSION = 1
@@ -209,7 +209,7 @@ def read_entry(
     try:
         kind, width, height, seconds, cut = probe(content, extension)
     except Exception as error:  # decoders raise whatever they like at a broken file
-        return Report("", key, f"{member.name} cannot be read: {error or type(error).__name__}")
+        return Report("", key, f"{member.name} cannot be read: {reason_of(error)}")
     media = Place(member.offset, member.size, zlib.crc32(content))
     caption, lengths, lacks = None, [], "it has no caption"
     if text is not None:

@@ -23,6 +23,11 @@ class Sample:
         return len(self.text_W) + len(self.patch_VC)
 
 
+def reason_of(error: Exception) -> str:
+    """What a decoder's exception says, without numbers and addresses."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 @dataclass(frozen=True)
 class Report:
     """`samples` lost (0 is a note) in a shard, under a key, for a reason."""

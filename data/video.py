@@ -20,6 +20,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from data.images import MAX_PIXELS, resize_rgb
+from data.samples import reason_of
 
 EXTENSIONS = frozenset(
     ("mp4", "m4v", "mov", "mkv", "webm", "flv", "mpg", "mpeg", "avi", "ts", "m2ts", "ogv", "3gp", "wmv")
@@ -62,7 +63,7 @@ def probe_clip(content: bytes) -> ClipFacts:
                     first = first_frame(packet)
             first = first or next(iter(stream.codec_context.decode(None)), None)
         except av.error.FFmpegError as error:
-            stopped = f"it breaks off ({error.strerror})"
+            stopped = f"it breaks off ({reason_of(error)})"
         else:
             stopped = shortfall(container, stream, packets, end)
         if first is None:

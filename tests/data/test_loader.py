@@ -1,6 +1,7 @@
 """Ranks and workers change who decodes a sample, and nothing else."""
 
 import json
+import multiprocessing
 import zlib
 from itertools import islice
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from data.config import DataConfig, DataError
 from data.loader import Loader, LocalBatch
@@ -78,7 +80,9 @@ def test_workers_change_nothing_even_after_the_parent_decoded_video(
     read_clip(clip(tmp_path / "parent.mp4", 8), 8, 8.0, (8, 8), 1.0, (0, 0, 0))
     whole = union(mixed, 600, 9, ranks=1)
     mixed.workers = workers
+    generator = torch.get_rng_state()
     batches = run(mixed, 600, 5)
+    assert torch.equal(torch.get_rng_state(), generator) and not multiprocessing.active_children()
     assert [sorted(map(print_of, batch.samples)) for batch in batches] == whole[:5]
     # The loop was left while batches were prefetched; none of them counts.
     mixed.workers = 0

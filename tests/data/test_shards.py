@@ -254,6 +254,16 @@ def test_an_index_is_stored_once_and_renewed_when_its_shard_changes(tmp_path: Pa
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.tar", "a.tar.index.json"]
 
 
+def test_an_index_that_cannot_lie_beside_its_shard_lies_in_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "set" / "a.tar.index.json").mkdir(
+        parents=True
+    )  # nothing can be written there, not even by root
+    settings = config(str(tar(tmp_path / "set" / "a.tar", pairs(2))), cache=str(tmp_path / "cache"))
+    assert [open_manifest(settings).samples for _ in range(2)] == [2, 2]
+    assert [path.suffixes for path in (tmp_path / "cache").iterdir()] == [[".index", ".json"]]
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["a.tar", "a.tar.index.json"]
+
+
 def test_reports_outlive_the_stored_index(tmp_path: Path) -> None:
     path = tar(tmp_path / "a.tar", [*pairs(1), ("z.png", b""), ("z.txt", b"t")])
     assert open_manifest(config(str(path))).reports == open_manifest(config(str(path))).reports
