@@ -53,9 +53,9 @@ def open_picture(content: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
         raise ValueError("it is no picture of a known format") from None
-    if image.width * image.height > MAX_PIXELS:
+    if not 0 < image.width * image.height <= MAX_PIXELS:
         image.close()
-        raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS}")
+        raise ValueError(f"{image.width}x{image.height} pixels; it must be between 1 and {MAX_PIXELS}")
     return image
 
 
@@ -71,7 +71,8 @@ def orientation(image: Image.Image) -> int:
     if image.format == "TIFF":  # Pillow turns it while loading, and gives its upright size before
         return 1
     try:
-        return int(image.getexif().get(ORIENTATION, 1))
+        turn = int(image.getexif().get(ORIENTATION, 1))
+        return turn if 1 <= turn <= 8 else 1
     except Exception:  # EXIF is a side note: a broken one must not lose the picture
         return 1
 

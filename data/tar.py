@@ -39,42 +39,45 @@ class Contents:
     members: list[Member] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
 
+    def damage(self, name: str, reason: str) -> None:
+        self.damages.append(Damage(len(self.members), name, reason))
+
 
 def scan(file: BinaryIO) -> Contents:
     """All members of a seekable tar, also of several tars in a row; what is wrong with it raises nothing."""
     contents, size = Contents(), file.seek(0, os.SEEK_END)
     reader = header_reader(file)
     offset, ended = 0, False
-
-    def damage(name: str, reason: str) -> None:
-        contents.damages.append(Damage(len(contents.members), name, reason))
-
     if reason := not_a_tar(file, size):
-        damage("", reason)
+        contents.damage("", reason)
         return contents
     while offset < size:
         file.seek(offset)
         try:
             info = tarfile.TarInfo.fromtarfile(reader)
+            if info.size < 0 or reader.offset <= offset:
+                raise ValueError("impossible size")
         except END_MARK:
             # Zeros end a tar; what follows the padding is another one, as `cat a.tar b.tar` leaves it.
             ended, offset = True, next_content(file, offset, size)
             continue
-        except (tarfile.HeaderError, ValueError, KeyError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # tarfile's own, and whatever a damaged extended header sets off in it
             found = next_header(file, offset + BLOCK, size)
             what = "is cut inside a header" if offset + BLOCK > size else f"has a bad header ({error})"
             rest = f"read on at byte {found}" if found < size else REST
-            damage(partial_name(file, offset), f"the tar {what} at byte {offset} of {size}; {rest}")
+            contents.damage(partial_name(file, offset), f"the tar {what} at byte {offset} of {size}; {rest}")
             offset = found
             continue
-        ended, offset = False, reader.offset
+        ended, offset, name = False, reader.offset, printable(info.name)
         if info.offset_data + (info.size if info.isreg() else 0) > size:
-            damage(info.name, f"the tar is cut inside {printable(info.name)} at byte {size}; {REST}")
+            contents.damage(name, f"the tar is cut inside {name} at byte {size}; {REST}")
             return contents
         if not info.isdir():
-            contents.members.append(Member(printable(info.name), info.offset_data, info.size, problem(info)))
+            contents.members.append(Member(name, info.offset_data, info.size, problem(info)))
     if not ended and not contents.damages:
-        damage("", f"the tar is cut: it has no end mark after member {len(contents.members)}; {REST}")
+        contents.damage("", f"the tar is cut: no end mark after member {len(contents.members)}; {REST}")
     return contents
 
 
@@ -162,8 +165,9 @@ def partial_name(file: BinaryIO, offset: int) -> str:
 
 
 def printable(name: str) -> str:
-    """A name whose bytes are not UTF-8 keeps them as \\x escapes."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """Bytes that are not UTF-8 and characters that do not print, such as a line's end, as escapes."""
+    name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def problem(info: tarfile.TarInfo) -> str:

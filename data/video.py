@@ -123,7 +123,9 @@ def open_clip(content: bytes) -> Iterator[tuple[InputContainer, VideoStream]]:
         if context is None:
             raise ValueError("its codec is unknown here")
         if context.width * context.height > MAX_PIXELS:
-            raise ValueError(f"{context.width}x{context.height} pixels are more than {MAX_PIXELS}")
+            raise ValueError(f"{context.width}x{context.height} pixels; the most is {MAX_PIXELS}")
+        # Some containers tell the size only while decoding.
+        context.options = {"max_pixels": str(MAX_PIXELS)}
         # The loader's workers are the parallelism; a thread pool for each clip would only cost memory.
         context.thread_count = 1
         yield container, stream

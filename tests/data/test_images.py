@@ -107,6 +107,14 @@ def test_orientation_six_of_40_by_20_is_20_by_40() -> None:
     assert probe_picture(content) == (20, 40) and read(content, (20, 40)).shape == (40, 20, 3)
 
 
+@pytest.mark.parametrize("turn", [0, 9, 255])
+def test_an_orientation_that_does_not_exist_turns_nothing(turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    content = picture(40, 20, kind="JPEG", exif=exif)
+    assert probe_picture(content) == (40, 20) and read(content, (40, 20)).shape == (20, 40, 3)
+
+
 def test_a_broken_exif_does_not_lose_the_picture() -> None:
     assert probe_picture(picture(40, 20, kind="JPEG", exif=b"Exif\0\0garbage")) == (40, 20)
 

@@ -102,6 +102,25 @@ def test_tars_joined_by_cat_are_read_whole(tmp_path: Path) -> None:
     assert keys(manifest) == ["x0000", "x0001", "y0000", "y0001"] and not manifest.reports
 
 
+def test_a_header_that_lies_about_its_size_ends_nothing(tmp_path: Path) -> None:
+    content = bytearray(whole(tmp_path))
+    start = header_of(bytes(content), "x0002.txt")
+    header = content[start : start + 512]
+    header[124:136] = b"\xff" * 11 + b"\x01"  # minus 255 in base 256
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[start : start + 512] = header
+    manifest = beside_a_good_one(tmp_path, bytes(content))
+    assert keys(manifest)[:-3] == ["x0000", "x0001", "x0003", "x0004", "x0005"]
+    assert manifest.lost == 1 and "impossible size" in reasons(manifest)
+
+
+def test_a_name_with_a_line_end_stays_on_one_line(tmp_path: Path) -> None:
+    members = [("a\nb.png", picture()), ("c\nd.txt", b"t"), ("a\nb.txt", b"t")]
+    manifest = open_manifest(config(str(tar(tmp_path / "a.tar", members))))
+    assert keys(manifest) == ["a\\nb"] and len(manifest.reports) == 1 and "\n" not in str(manifest.reports[0])
+
+
 def test_long_and_non_ascii_names_keep_their_keys(tmp_path: Path) -> None:
     names = ["d/" * 60 + "long", "größe", "a b"]
     members = [
