@@ -12,21 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from knapformer_cli.schema import Config
 
-GROUPS = (
-    "model",
-    "data",
-    "balancer",
-    "optimizer",
-    "scheduler",
-    "training",
-    "parallel",
-    "checkpoint",
-    "sampling",
-)
-GROUPS += ("logging", "launch", "experiment")
+GROUPS = ["model", "data", "balancer", "optimizer", "scheduler", "training", "parallel", "checkpoint"]
+GROUPS += ["logging", "launch", "experiment"]
 
 # What a run may change when it goes on: none of it enters the mathematics of a step (a law of the balancer).
-FREE_ON_RESUME = (
+FREE_ON_RESUME = [
     "run",
     "balancer",
     "launch",
@@ -35,9 +25,9 @@ FREE_ON_RESUME = (
     "sampling",
     "parallel",
     "training.steps",
-)
-FREE_ON_RESUME += ("training.max_tokens_per_rank", "data.workers", "data.cache")
-FREE_ON_RESUME += ("data.demo", "data.prefetch", "data.timeout", "data.retries")
+]
+FREE_ON_RESUME += ["training.max_tokens_per_rank", "data.demo", "data.cache", "data.workers", "data.prefetch"]
+FREE_ON_RESUME += ["data.timeout", "data.retries"]
 
 
 def compose(overrides: Sequence[str]) -> Config:

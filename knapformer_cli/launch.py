@@ -148,7 +148,7 @@ def check_packages() -> None:
     ours = Path(__file__).resolve().parent.parent
     for name in ("knapformer", "models", "data", "conf"):
         spec = importlib.util.find_spec(name)
-        places = [] if spec is None else [str(p) for p in spec.submodule_search_locations or [spec.origin]]
+        places = list(spec.submodule_search_locations or [str(spec.origin)]) if spec else []
         if places != [str(ours / name)]:
             raise ValueError(
                 f"package {name} resolves to {', '.join(places) or 'nothing'} instead of {ours / name}; "

@@ -10,7 +10,7 @@ from knapformer import choose_kernel
 from knapformer_cli.config import load_config
 from knapformer_cli.schema import Config
 from knapformer_cli.training.checkpoint import check_complete, load_average
-from knapformer_cli.training.gallery import save_samples
+from knapformer_cli.training.gallery import save_clips, save_pictures
 from knapformer_cli.training.sampling import draw, whole_attention
 from models.denoiser import Denoiser, build_denoiser
 
@@ -52,8 +52,11 @@ def sample_command(
     wanted = [prompt for _ in range(count) for prompt in prompts]
     attend = whole_attention(choose_kernel("auto" if device.type == "cuda" else "sdpa", device), device)
     drawn = draw(model, attend, wanted, range(len(wanted)), (frames, height, width), config, device)
-    sheets = (list(prompts), drawn), ([], [])
-    for path in save_samples(out, "sample", *(sheets if frames == 1 else sheets[::-1]), s.fps):
+    if frames == 1:
+        written = save_pictures(out / "sample-pictures.png", prompts, drawn)
+    else:
+        written = save_clips(out / "sample-clips.gif", prompts, drawn, s.fps)
+    for path in written:
         print(path)
 
 

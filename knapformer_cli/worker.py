@@ -60,8 +60,8 @@ def _share(store, rank: int, make: Callable[[], Config]) -> Config:
 
 
 def _follow_launcher() -> None:
-    """Leave Ctrl-C to the launcher, and end with it even when it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End at once when the launcher passes Ctrl-C on, and with it even when it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt that waits for a collective to return
     if sys.platform == "linux":
         parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)

@@ -1,7 +1,7 @@
 """The next step, prepared while this one computes: samples read, lengths gathered, plans made."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ def prepare_ahead(
     planner: Planner,
     steps: int,
     group: dist.ProcessGroup,
-) -> Iterator[tuple[Prepared, float]]:
+) -> Generator[tuple[Prepared, float], None, None]:
     """Yield up to `steps` steps, each with the seconds that the caller waited; ends early with the data.
 
     One thread works ahead by one step; its collectives run on `group`, which nobody else may use. An error of

@@ -149,7 +149,7 @@ def ranges(start_N: np.ndarray, count_N: np.ndarray) -> np.ndarray:
 
 
 def _rows(arrays: Sequence[np.ndarray], shape: tuple[int, ...], dtype: type) -> Tensor:
-    empty = np.zeros((0, *shape), dtype)  # a rank without samples still takes part
+    empty: np.ndarray = np.zeros((0, *shape), dtype)  # a rank without samples still takes part
     return torch.from_numpy(np.concatenate([empty, *arrays]))
 
 

@@ -29,7 +29,7 @@ class Progress:
     step: int  # optimizer steps done
     samples: int
     tokens: int
-    loader: dict[str, Any]
+    loader: dict[str, Any] | None  # None is the beginning
     wandb_id: str
 
 

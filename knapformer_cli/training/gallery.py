@@ -10,32 +10,23 @@ GAP, INK, PAPER = 6, (40, 40, 40), (250, 250, 248)
 _CELL = 96  # pixels a drawing is enlarged to, at least
 
 
-def save_samples(
-    folder: Path,
-    name: str,
-    pictures: tuple[Sequence[str], list[np.ndarray]],
-    clips: tuple[Sequence[str], list[np.ndarray]],
-    fps: float,
-) -> list[Path]:
-    """Write NAME-pictures.png, NAME-clips.gif and NAME-clips.png (a row of frames a clip); returns the paths.
+def save_pictures(path: Path, prompts: Sequence[str], drawings: Sequence[np.ndarray]) -> list[Path]:
+    """Write the first frames of uint8 [F, H, W, 3] drawings as one PNG, a column a prompt; returns [path]."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grid([drawing[0] for drawing in drawings], prompts).save(path)
+    return [path]
 
-    Each pair is (prompts, uint8 [F, H, W, 3] drawings in rows of one drawing a prompt).
+
+def save_clips(path: Path, prompts: Sequence[str], drawings: Sequence[np.ndarray], fps: float) -> list[Path]:
+    """Write uint8 [F, H, W, 3] drawings as an animated GIF, a column a prompt; returns what was written.
+
+    The first of each prompt also becomes a row of a film strip, a PNG beside it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    prompts, drawings = pictures
-    if drawings:
-        written.append(folder / f"{name}-pictures.png")
-        grid([drawing[0] for drawing in drawings], prompts).save(written[-1])
-    prompts, drawings = clips
-    if drawings:
-        written.append(folder / f"{name}-clips.gif")
-        frames = [grid([drawing[f] for drawing in drawings], prompts) for f in range(len(drawings[0]))]
-        pause = round(1000 / fps)
-        frames[0].save(written[-1], save_all=True, append_images=frames[1:], duration=pause, loop=0)
-        written.append(folder / f"{name}-clips.png")
-        strip(drawings[: len(prompts)], prompts).save(written[-1])
-    return written
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frames = [grid([drawing[f] for drawing in drawings], prompts) for f in range(len(drawings[0]))]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=round(1000 / fps), loop=0)
+    strip(drawings[: len(prompts)], prompts).save(path.with_suffix(".png"))
+    return [path, path.with_suffix(".png")]
 
 
 def grid(drawings: Sequence[np.ndarray], captions: Sequence[str]) -> Image.Image:

@@ -81,17 +81,19 @@ class Metrics:
         if logging.wandb == "disabled":
             return None
         os.environ.setdefault("WANDB_SILENT", "true")
-        mode = logging.wandb if os.environ.get("WANDB_API_KEY") else "offline"
         try:
             import wandb
 
+            online = logging.wandb == "online" and wandb.login(prompt=False)
+            if logging.wandb == "online" and not online:
+                self.say("wandb has no key, so this run is logged offline; `wandb sync` uploads it later")
             return wandb.init(
                 project=logging.project,
                 group=logging.group,
                 name=folder.name,
                 id=wandb_id,
                 resume="allow",
-                mode=mode,
+                mode="online" if online else "offline",
                 dir=folder,
                 config=asdict(config),
             )

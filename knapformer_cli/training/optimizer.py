@@ -1,7 +1,7 @@
 """AdamW, the learning-rate schedule, gradient clipping and the averaged weights."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -71,5 +71,6 @@ class Average:
             theirs.copy_(held)
 
 
-def _local(tensors) -> list[Tensor]:
-    return [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
+def _local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's shards, or the tensors themselves where nothing is sharded."""
+    return [t.to_local().detach() if isinstance(t, DTensor) else t.detach() for t in tensors]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from knapformer_cli.schema import LaunchConfig, ParallelConfig
 
@@ -72,7 +72,7 @@ def distributed_world(
         dist.destroy_process_group()
 
 
-def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> FSDPModule:
+def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
     """Checkpoint, compile and shard each block in place, then the whole; weights may still be on meta."""
     mesh = init_device_mesh(world.device.type, (world.ranks,), mesh_dim_names=("shard",))
     dtype = compute_dtype(config, world.device)
@@ -83,8 +83,10 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> FSDPM
                 block = checkpoint_wrapper(block)
             if config.compile:
                 block.compile()
-            blocks[number] = fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+            blocks[number] = block
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
 
 
 def compute_dtype(config: ParallelConfig, device: torch.device) -> torch.dtype:

@@ -54,7 +54,9 @@ def draw(
     ] * count  # drawn without words, for guidance
     empty = torch.zeros(rows, codec.channels, device=device)
     time_S = torch.zeros(2 * count, device=device)
-    tokens, lengths = pack_whole([empty] * (2 * count), [grid] * (2 * count), captions, time_S, codec.channels)
+    tokens, lengths = pack_whole(
+        [empty] * (2 * count), [grid] * (2 * count), captions, time_S, codec.channels
+    )
     attend = attend_whole(lengths)
 
     sequence_V = torch.arange(count, device=device).repeat_interleave(rows)
@@ -64,7 +66,8 @@ def draw(
 
     def velocity(latent_VC: Tensor, time_S: Tensor) -> Tensor:
         doubled = replace(tokens, latent_VC=latent_VC.repeat(2, 1), time_S=time_S.repeat(2))
-        return guide(*denoiser(doubled, attend).chunk(2), s.guidance)
+        worded_VC, free_VC = denoiser(doubled, attend).chunk(2)
+        return guide(worded_VC, free_VC, s.guidance)
 
     time_NS = sampling_times(s.steps, torch.full((count,), rows, device=device), config.training.flow)
     latents = euler(velocity, noise_VC, time_NS, sequence_V).view(count, rows, codec.channels)

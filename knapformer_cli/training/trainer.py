@@ -32,11 +32,11 @@ from knapformer_cli.schema import Config
 from knapformer_cli.training import checkpoint
 from knapformer_cli.training.ahead import Prepared, prepare_ahead
 from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
-from knapformer_cli.training.gallery import save_samples
+from knapformer_cli.training.gallery import save_clips, save_pictures
 from knapformer_cli.training.metrics import Metrics, peak_tflops
 from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
 from knapformer_cli.training.parallel import World, agree, parallelize
-from knapformer_cli.training.sampling import draw_shared, whole_attention
+from knapformer_cli.training.sampling import Size, draw_shared, whole_attention
 from models.codec import PixelCodec
 from models.denoiser import build_denoiser
 
@@ -88,9 +88,9 @@ class Trainer:
         config, first = self.config, self.world.rank == 0
         torch.manual_seed(config.training.seed)
         with torch.device("cpu" if first else "meta"):
-            model = build_denoiser(config.model, config.data.channels)
-        weights = model.state_dict() if first else {}
-        model = parallelize(model.to("meta"), config.parallel, self.world).to_empty(device=self.world.device)
+            whole = build_denoiser(config.model, config.data.channels)
+        weights = whole.state_dict() if first else {}
+        model = parallelize(whole.to("meta"), config.parallel, self.world).to_empty(device=self.world.device)
         everywhere = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(model, weights, options=everywhere)
         return model
@@ -265,16 +265,23 @@ class Trainer:
 
     def draw(self) -> None:
         """Draw the sample prompts with the averaged weights, into RUN/samples (collective)."""
-        s = self.config.sampling
+        s, step = self.config.sampling, self.progress.step
+        height, width = s.pictures
+        frames, clip_height, clip_width = s.clips
         with self.average.applied():
-            pictures = self._draw(s.prompts, (1, *s.pictures))
-            clips = self._draw(s.clip_prompts, tuple(s.clips))
+            pictures = self._draw(s.prompts, (1, height, width))
+            clips = self._draw(s.clip_prompts, (frames, clip_height, clip_width))
+        written, folder = [], self.folder / "samples"
+        if pictures:
+            written += save_pictures(folder / f"{step:010d}-pictures.png", s.prompts, pictures)
+        if clips:
+            written += save_clips(folder / f"{step:010d}-clips.gif", s.clip_prompts, clips, s.fps)
         if self.metrics is not None:
-            sheets = (s.prompts, pictures), (s.clip_prompts, clips)
-            written = save_samples(self.folder / "samples", f"{self.progress.step:010d}", *sheets, s.fps)
-            self.metrics.pictures(self.progress.step, written)
+            self.metrics.pictures(step, written)
 
-    def _draw(self, prompts: Sequence[str], size: tuple[int, int, int]) -> list[np.ndarray]:
+    def _draw(self, prompts: Sequence[str], size: Size) -> list[np.ndarray]:
+        if not prompts:
+            return []
         attention = whole_attention(self.kernel, self.world.device)
         return draw_shared(self.model, attention, prompts, size, self.config, self.world)
 

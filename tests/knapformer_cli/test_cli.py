@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from knapformer_cli.launch import check_data, check_settings, resolve, write_run_folder
 from knapformer_cli.training.checkpoint import check_complete, complete_checkpoints
 from knapformer_cli.training.metrics import read_metrics
 
@@ -159,23 +161,49 @@ def test_samples_are_drawn_from_a_checkpoint(finished: Path, tmp_path: Path) -> 
 def test_what_a_user_gets_wrong_is_one_sentence_and_exit_code_2(
     finished: Path, tmp_path: Path, small: list[str]
 ) -> None:
-    free = [*small, "training.steps=20", f"run.dir={tmp_path}/run"]
     refused(run("train", "model.dpeth=3"), "model.dpeth is no key")
-    refused(run("train", *free, "data.sources.pictures.shards=/nowhere/a.tar"), "/nowhere/a.tar")
+    done = run("train", *small, f"run.dir={tmp_path}/run", "data.sources.clips.shards=/nowhere/a.tar")
+    refused(done, "/nowhere/a.tar")
+    assert not (tmp_path / "run").exists()
+    done = run("--debug", "train", "model.dpeth=3")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.sources.clips.shards={tmp}/empty", "{tmp}/empty"),
+        ("balancer.layout=g1n3", "does not divide the 2 ranks"),
+        ("balancer.layout=g2n1 model.heads=1 model.rope_axes=[8,12,12]", "cannot split 1 heads"),
+        ("checkpoint.resume=/nowhere", "/nowhere does not exist"),
+        ("training.batch_tokens=10", "10"),
+        ("run.dir={finished} training.seed=5", "training.seed=0, not 5"),
+        ("run.dir={finished} checkpoint.resume=none", "checkpoint.resume=none needs a run.dir of its own"),
+        ("run.dir=/proc/run", "run.dir /proc/run cannot be written"),
+        ("launch.port={port}", "launch.port {port} cannot be used"),
+        ("launch.device=cuda", "this machine shows no GPU"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_rank_starts(
+    finished: Path, tmp_path: Path, small: list[str], override: str, words: str
+) -> None:
     (tmp_path / "empty").mkdir()
-    refused(run("train", *free, f"data.sources.pictures.shards={tmp_path}/empty"), f"{tmp_path}/empty")
-    refused(run("train", *free, "balancer.layout=g1n3"), "does not divide the 2 ranks")
-    refused(run("train", *free, "balancer.layout=g2n1", "model.heads=1", "model.rope_axes=[8,12,12]"), "g2n1")
-    refused(run("train", *free, "checkpoint.resume=/nowhere"), "/nowhere does not exist")
-    refused(run("train", *free, "training.batch_tokens=10"), "10")
-    refused(run("train", *small, f"run.dir={finished}", "training.seed=5"), "training.seed=0, not 5")
-    refused(run("train", *free, "run.dir=/proc/run"), "run.dir /proc/run cannot be written")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        refused(run("train", *free, f"launch.port={port}"), f"launch.port {port} cannot be used")
-    assert not (tmp_path / "run").exists()
+        names = {"tmp": tmp_path, "finished": finished, "port": taken.getsockname()[1]}
+        given = override.format(**names).split()
+        with pytest.raises(ValueError, match=re.escape(words.format(**names))):
+            prepare([*small, f"run.dir={tmp_path}/run", *given])
+
+
+def prepare(overrides: list[str]) -> None:
+    """What `knapformer train` does before it starts the ranks."""
+    config = resolve(overrides)
+    check_settings(config)
+    check_data(config)
+    write_run_folder(config)
 
 
 def test_an_error_that_only_the_plan_shows_ends_every_rank_with_one_sentence(
@@ -203,7 +231,7 @@ def test_dry_run_prints_the_configuration_and_touches_nothing(tmp_path: Path) ->
     done = run("train", "--dry-run", f"run.dir={tmp_path}/run", "training.steps=7")
     assert done.returncode == 0, done.stderr
     assert "  steps: 7" in done.stdout
-    assert "2 ranks of:" in done.stdout or "ranks of:" in done.stdout
+    assert "ranks of:" in done.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -221,7 +249,9 @@ def test_the_demo_set_is_made_by_command(tmp_path: Path) -> None:
 
 
 def test_a_sweep_trains_a_run_for_each_value(tmp_path: Path, small: list[str]) -> None:
-    done = run("train", "--sweep", *small, "training.steps=1,2", f"run.dir={tmp_path}/sweep")
+    done = run(
+        "train", "--sweep", *small, "launch.ranks=1", "training.steps=1,2", f"run.dir={tmp_path}/sweep"
+    )
     assert done.returncode == 0, done.stderr
     assert [len(losses(tmp_path / "sweep" / number)) for number in ("00", "01")] == [1, 2]
     configs = [json.dumps((tmp_path / "sweep" / n / "config.yaml").read_text()) for n in ("00", "01")]
