@@ -50,7 +50,7 @@ def make_domain_group(group: dist.ProcessGroup, domain: int) -> DomainGroup:
     rank = dist.get_rank(group)
     first = rank // domain * domain
     block = dist.get_process_group_ranks(group)[first : first + domain]
-    # A group of its own even where the block is the whole group: attention must not queue behind FSDP's gathers.
+    # A group of its own even where the block is the whole group: attention must not queue behind FSDP.
     # With local synchronisation a process creates its own block only, not every block of a thousand ranks.
     own = dist.new_group(block, backend=dist.get_backend_config(group), use_local_synchronization=True)
     return DomainGroup(own, domain, rank)
@@ -154,9 +154,7 @@ class _Routes:
     def of(cls, plan: RoutingPlan, domain: DomainGroup, n_blocks: int, device: torch.device) -> "_Routes":
         degree_C, offset_C, here_C = plan.degree_C(), plan.offset_C(), plan.host_C == domain.rank
         shard_C = _count_up(degree_C[plan.first_C()])
-        total_C = np.repeat(
-            np.add.reduceat(plan.len_C, plan.first_C().nonzero()[0]), degree_C[plan.first_C()]
-        )
+        total_C = plan.total_C()
         start_C = np.cumsum(plan.len_C * here_C) - plan.len_C * here_C
         share_C = n_blocks // degree_C
 

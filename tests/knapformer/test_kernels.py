@@ -1,5 +1,9 @@
 """Laws of attention over packed sequences."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,6 +83,17 @@ def test_queries_keys_and_values_must_be_alike():
         kernel(q, k, v.bfloat16(), packing)
     with pytest.raises(ValueError, match=r"varlen computes in float16 or bfloat16, not torch.float32"):
         VarlenKernel("varlen", kernel.attention)(q, k, v, packing)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_the_gpu_check_says_that_there_is_no_gpu_and_runs_dry():
+    script = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+    alone = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (alone.returncode, alone.stdout) == (2, "") and "no CUDA device" in alone.stderr
+    dry = subprocess.run(
+        [sys.executable, script, "--device", "cpu", "--small"], capture_output=True, text=True
+    )
+    assert dry.returncode == 0 and "auto chooses sdpa" in dry.stdout and "forward+backward" in dry.stdout
 
 
 @pytest.mark.gpu
