@@ -31,7 +31,7 @@ class Job:
     lens: list[int]
     homes: list[int]
     whole: list[int]
-    heads_part: list[int]
+    heads: list[int]
     slope_G: np.ndarray
     fixed_SG: np.ndarray
     home_load_R: list[int]
@@ -73,7 +73,7 @@ class Job:
             lens=len_S.tolist(),
             homes=home_S.tolist(),
             whole=whole_S.tolist(),
-            heads_part=fixed_SG[:, 0].tolist(),
+            heads=fixed_SG[:, 0].tolist(),
             slope_G=slope_G,
             fixed_SG=fixed_SG,
             home_load_R=per_rank(whole_S),
@@ -97,14 +97,17 @@ class Bench:
         self.touched: set[int] = set()
         self.load_R, self.tokens_R = list(job.home_load_R), list(job.home_tokens_R)
         self.heads_R = list(job.home_heads_R)
+        # The hedge: if attention costs a quarter less or more than the model that plans believes, that is
+        # 4/3 or 4/5 of the belief if the truth is the reference, no rank may exceed the mean by over 3 %.
         mean_heads = sum(self.heads_R) // job.ranks
         self.goal_up = (job.bound + mean_heads // 3) * 35 // 34
         self.goal_down = (job.bound - mean_heads // 5) * 35 // 34
+        self.room_up = 3 * (self.goal_up - goal)
         self.wholes_R = [list(pieces) for pieces in job.home_pieces_R]
         self.shards_R: list[list[int]] = [[] for _ in range(job.ranks)]
         self.home, self.host = list(job.homes), list(job.homes)
         self.load, self.tokens = list(job.whole), list(job.lens)
-        self.heads = list(job.heads_part)
+        self.heads = list(job.heads)
         self.seq = list(range(len(job.lens)))
         self.slope = [0] * len(job.lens)
         self.mates: list[list[int]] = [[]] * len(job.lens)
@@ -116,11 +119,18 @@ class Bench:
     def copy(self) -> "Bench":
         """The same state, to return to."""
         twin = copy.copy(self)
-        for name in ("load_R", "tokens_R", "heads_R", "host", "home", "load", "tokens", "heads", "seq", "slope", "mates"):
-            setattr(twin, name, list(getattr(self, name)))
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(twin, name, list(value))
         twin.wholes_R = [list(pieces) for pieces in self.wholes_R]
         twin.shards_R = [list(pieces) for pieces in self.shards_R]
         return twin
+
+    def lay_aside(self) -> list[list[int]]:
+        """Empty all ranks of their whole sequences; returns them by rank."""
+        aside_R, self.wholes_R = self.wholes_R, [[] for _ in self.load_R]
+        self.load_R, self.tokens_R, self.heads_R = ([0] * len(self.load_R) for _ in range(3))
+        return aside_R
 
     def lift(self, piece: int) -> None:
         """Take the piece off its rank."""
@@ -208,11 +218,12 @@ class Bench:
         if all(self.load_R[r] >= roof or r == hot for r in self.blocks[self.block_R[hot]]):
             return []
         came: dict[int, tuple[int, int]] = {hot: (-1, -1)}
-        queue = deque([hot])
+        queue, seen = deque([hot]), set()
         while queue:
             for giver in self.shards_R[queue.popleft()]:
-                if self.tokens[giver] < 2 or not self.slope[giver]:
+                if self.tokens[giver] < 2 or not self.slope[giver] or self.seq[giver] in seen:
                     continue
+                seen.add(self.seq[giver])
                 for taker in self.mates[giver]:
                     rank = self.host[taker]
                     if rank in came:

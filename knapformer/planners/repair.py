@@ -39,12 +39,16 @@ def _repair(bench: Bench, hot: int, excess: int) -> bool:
     if load - bench.goal == excess:
         if bench.pour(hot, bench.goal, bench.goal):
             return True
-        return _swap_with_any(bench, hot, excess, bench.load_R, 2) or _divide(bench, hot) or _level(bench, hot)
+        return (
+            _swap_with_any(bench, hot, excess, bench.load_R, 2) or _divide(bench, hot) or _level(bench, hot)
+        )
     if load - heads // 5 - bench.goal_down == excess:
         return _swap_with_any(bench, hot, excess, [-h for h in bench.heads_R], 4)
     if bench.pour(hot, load - excess, bench.goal):
         return True
-    return _swap_with_any(bench, hot, excess, [x + h // 3 for x, h in zip(bench.load_R, bench.heads_R, strict=True)], 4)
+    return _swap_with_any(
+        bench, hot, excess, [x + h // 3 for x, h in zip(bench.load_R, bench.heads_R, strict=True)], 4
+    )
 
 
 def _swap_with_any(bench: Bench, hot: int, excess: int, heat_R: list[int], count: int) -> bool:
@@ -108,7 +112,7 @@ def _pairs(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[li
     """Each piece alone, and against the one that brings the change nearest to the middle of [least, most]."""
     aim = (least + most) // 2
     options: list[tuple[list[int], list[int], int]] = []
-    for load, piece in _some(gives, 64):
+    for load, piece in _some(gives, 32):
         options.append(([piece], [], load))
         at = bisect_left(takes, (load - aim, -1))
         for other, partner in takes[max(at - 1, 0) : at + 1]:
@@ -120,11 +124,11 @@ def _sets(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[lis
     """Each piece of one rank against as many of the other, largest first, as the change wants."""
     options = []
     aim = least if least <= most else (least + most) // 2
-    for load, piece in _some(gives, 16):
+    for load, piece in _some(gives, 8):
         held, back = _filling(takes, load - aim)
         options.append(([piece], back, load - held))
     aim = most if least <= most else aim
-    for load, piece in _some(takes, 16):
+    for load, piece in _some(takes, 8):
         held, go = _filling(gives, load + aim)
         options.append((go, [piece], held - load))
     return options
@@ -159,7 +163,7 @@ def _divide(bench: Bench, hot: int) -> bool:
     """Split one whole sequence of `hot` with the coolest ranks of its block, by the least degree that levels."""
     job, block = bench.job, bench.blocks[bench.block_R[hot]]
     others = sorted((r for r in block if r != hot), key=lambda r: (bench.load_R[r], r))
-    wholes = [p for _, p in _some(sorted((bench.load[p], p) for p in bench.wholes_R[hot]), 16)]
+    wholes = [p for _, p in _some(sorted((bench.load[p], p) for p in bench.wholes_R[hot]), 8)]
     best = None
     for g, degree in enumerate(job.degrees[1:], 1):
         if degree > len(block):
