@@ -196,6 +196,8 @@ def read_group(file: BinaryIO, key: str, group: Group, damage: str) -> Iterator[
             lacks = "; ".join([entry.lacks, *problems])
             entry = Report("", key, lacks) if damage else entry._replace(lacks=lacks)
         yield entry
+    for one in group.problems:
+        yield Report("", key, one, 0)
     for member, _ in texts[len(group.media) :]:
         yield Report("", key, f"{member.name} is not read: the key has more captions than pictures", 0)
 

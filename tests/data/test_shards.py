@@ -235,14 +235,16 @@ def test_missing_parts_follow_the_policy_and_are_reported(tmp_path: Path) -> Non
             info = tarfile.TarInfo(name)
             info.size = len(content)
             file.addfile(info, io.BytesIO(content))
-        link = tarfile.TarInfo("link.png")
-        link.type, link.linkname = tarfile.SYMTYPE, "x0000.png"
-        file.addfile(link)
+        for name in ("link.png", "x0000.jpg"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "x0000.png"
+            file.addfile(link)
     manifest = open_manifest(config(str(path)))
     assert keys(manifest) == ["x0000"] and manifest.lost == 3
     assert "s/a: notext: it has no caption" in reasons(manifest)
     assert "s/a: nopicture: it has no picture or clip" in reasons(manifest)
     assert "s/a: link: it has no picture or clip; link.png: it is a link" in reasons(manifest)
+    assert "s/a: x0000: x0000.jpg: it is a link" in reasons(manifest)
     manifest = open_manifest(config(str(path), missing_caption="empty"))
     assert keys(manifest) == ["notext", "x0000"] and manifest.lost == 2 and "notext" in reasons(manifest)
     with pytest.raises(DataError, match=r"3 samples are lost, more than data.max_failures=2"):
