@@ -13,11 +13,17 @@ from knapformer.layout import split_degrees
 from knapformer.workload import WorkloadModel
 
 
-def even_shards(len_S: np.ndarray, degree_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sequence, shard and tokens of the pieces of sequences split as evenly as whole tokens allow."""
+def even_shards(
+    len_S: np.ndarray, degree_S: np.ndarray, turn_S: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sequence, shard and tokens of pieces of evenly split sequences; shard turn_S has the first odd token.
+
+    Pieces are in order of sequence and shard.
+    """
     seq_P = np.repeat(np.arange(len(len_S)), degree_S)
     shard_P = np.arange(len(seq_P)) - np.repeat(np.cumsum(degree_S) - degree_S, degree_S)
-    return seq_P, shard_P, len_S[seq_P] // degree_S[seq_P] + (shard_P < len_S[seq_P] % degree_S[seq_P])
+    after_turn_P = (shard_P - turn_S[seq_P]) % degree_S[seq_P]
+    return seq_P, shard_P, len_S[seq_P] // degree_S[seq_P] + (after_turn_P < (len_S % degree_S)[seq_P])
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,7 @@ class WorkloadModel:
     def fit(cls, len_N: ArrayLike, seconds_N: ArrayLike) -> "WorkloadModel":
         """Least relative squares of a*L + b*L^2 through measured seconds of single sequences.
 
-        No coefficient is below 0. Raises ValueError without two lengths or with seconds that are not positive.
+        No coefficient is below 0. ValueError without two lengths or with seconds that are not positive.
         """
         x_N, y_N = np.asarray(len_N, float), np.asarray(seconds_N, float)
         if x_N.shape != y_N.shape or len(np.unique(x_N)) < 2 or min(x_N.min(), y_N.min()) <= 0:
@@ -99,6 +99,10 @@ class WorkloadModel:
         if not len(len_S):
             return 0.0
         degrees = np.asarray(degrees, np.int64)
+        whole_S = self.seconds(len_S)
+        mean = float(np.cumsum(whole_S)[-1]) / ranks
+        if whole_S.max() <= mean:
+            return mean
         each_SG = self.seconds(len_S[:, None], degrees[None, :])
         low = max(float(np.cumsum((each_SG * degrees).min(1))[-1]) / ranks, float(each_SG.min(1).max()))
         # Sequences that fit whole even at the lower end stay whole: only the others change with t.
@@ -109,6 +113,8 @@ class WorkloadModel:
             spent_SG = np.where(long_SG <= t, long_SG * degrees, np.inf)
             return rest + (float(np.cumsum(spent_SG.min(1))[-1]) if len(spent_SG) else 0.0) <= ranks * t
 
+        if fits(low):
+            return low
         high = 2 * low
         while not fits(high):
             high *= 2
@@ -139,7 +145,7 @@ class WorkloadModel:
 def integer_units(*seconds: np.ndarray) -> list[np.ndarray]:
     """Costs as int64 on one scale, a power of two, the largest about 2^40.
 
-    Their sums are exact in any order, so planners compare the same numbers on every machine, whatever its vector width.
+    Their sums are exact in any order, so planners compare the same numbers on every machine.
     """
     largest = max((float(s.max()) for s in seconds if s.size), default=1.0)
     scale = 2.0 ** (40 - math.frexp(largest)[1])

@@ -86,9 +86,9 @@ class Job:
 class Bench:
     """Pieces p with seq[p], tokens[p] and load[p] on rank host[p]; and what each rank holds in sum.
 
-    Pieces 0..S-1 are the whole sequences, at home to begin with; `split` replaces one by shards. A shard costs
-    its share of the heads plus slope[p] for each of its tokens, so shards of a sequence can trade tokens. Whole
-    sequences go to any rank, shards to ranks of their block that hold no other shard of the same sequence.
+    Pieces 0..S-1 are the whole sequences, at home at first; `split` replaces one by shards. A shard costs
+    its share of the heads plus slope[p] for each of its tokens, so shards of a sequence can trade tokens.
+    Whole sequences go to any rank, shards to ranks of their block that hold no other shard of the sequence.
     """
 
     def __init__(self, job: Job, goal: int) -> None:

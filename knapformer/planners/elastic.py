@@ -35,6 +35,8 @@ def plan_elastic(
     if not len(len_S):
         return RoutingPlan.of_pieces(ranks, home_S, len_S, len_S, len_S)
     job = Job.of(len_S, home_S, ranks=ranks, heads=heads, cost=cost, domain=domain, cap=max_tokens)
+    if max(job.home_load_R) <= _goal(job) and max(job.home_tokens_R) <= job.cap:
+        return plan_home(len_S, home_S, ranks=ranks)
     best = _search(job)
     plans = [_plan(best, home_S)] if best else []
     if best is None or max(best.load_R) > best.goal:
@@ -45,7 +47,7 @@ def plan_elastic(
 
 def _search(job: Job) -> Bench | None:
     """The best of a fixed number of candidates: evenly loaded and hedged, else as near to it as one comes."""
-    goal = job.bound + job.bound // TOLERANCE
+    goal = _goal(job)
     best: tuple[tuple[int, int], Bench] | None = None
     tried = set()
     for rank_of_candidate, (most, heads) in enumerate(_limits(job, goal)):
@@ -68,26 +70,30 @@ def _search(job: Job) -> Bench | None:
     return best[1] if best else None
 
 
+def _goal(job: Job) -> int:
+    return job.bound + job.bound // TOLERANCE
+
+
 def _evened(bench: Bench) -> Bench:
     """First as fast as can be; then, if that reached the goal, hedged without leaving it."""
-    steps = 4 * bench.job.ranks + 64
-    even(bench, steps)
+    even(bench, 4 * bench.job.ranks + 64)
     reached = max(bench.load_R) <= bench.goal
     plain = bench.copy() if reached else bench
     bench.hedged = plain.hedged = True
     if reached:
-        even(bench, steps)
+        even(bench, 2 * bench.job.ranks)
     return plain if max(bench.load_R) > bench.goal else bench
 
 
 def _limits(job: Job, goal: int) -> Iterator[tuple[int, int]]:
     """Candidates: the most work, and the most attention, that a shard may cost."""
-    bench = Bench(job, goal)
-    yield goal, max(sum(job.home_heads_R) * 19 // (20 * job.ranks), bench.room_up // 2)
     # Where the cap binds, fine shards are what fits.
     tight = 3 * sum(job.lens) > 2 * job.cap * job.ranks
-    for eighths in (2, 1, 3, 4, 5, 6, 7, 8) if tight else (5, 8, 7, 6, 4, 3, 2, 1):
+    spread = max(sum(job.home_heads_R) * 19 // (20 * job.ranks), Bench(job, goal).room_up // 2)
+    for eighths in (2, 1, 3, 4, 5, 6, 7, 8) if tight else (8, 5, 7, 6, 4, 3, 2, 1):
         yield goal * eighths // 8, 8 * goal
+        if eighths == 8:
+            yield goal, spread
 
 
 def _degrees(job: Job, most: int, heads: int) -> tuple[np.ndarray, int]:

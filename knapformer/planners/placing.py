@@ -12,7 +12,7 @@ from knapformer.planners.bench import Bench
 
 
 def place(bench: Bench, choice_S: np.ndarray) -> bool:
-    """Place all sequences, split by the degrees chosen (indices into job.degrees); False if the cap forbids."""
+    """Place all sequences, split by the chosen indices of job.degrees; False if the cap is in the way."""
     long = np.flatnonzero(choice_S)
     for seq in long.tolist():
         bench.lift(seq)
@@ -43,7 +43,7 @@ class Splits:
         self.link_R = list(range(bench.job.ranks))
 
     def place(self, seq: int, g: int, total: int) -> bool:
-        """To the home block while it has room for all its work, else to the roomiest where heads stay even."""
+        """To the home block while it has room for it, else to the roomiest where attention stays even."""
         bench, job = self.bench, self.bench.job
         degree, home = job.degrees[g], job.homes[seq]
         tokens, fixed = -(-job.lens[seq] // degree), int(job.fixed_SG[seq, g])
@@ -87,7 +87,7 @@ class Splits:
         return max(0, heads - len(block) * self.share)
 
     def _hosts(self, ranks: list[int], degree: int, each: int, home: int) -> list[int]:
-        """The ranks with least attention and load; if even those overflow, of as many linked groups as can be."""
+        """The ranks with least attention and load; if these overflow, of as many linked groups as can be."""
         bench = self.bench
 
         def heat(r: int) -> tuple[int, int, int, bool, int]:
@@ -105,25 +105,26 @@ class Splits:
 
 
 def _keep(bench: Bench, aside_R: list[list[int]]) -> list[int]:
-    """Let every rank keep its own whole sequences, costliest first, up to goal and cap; returns the others."""
+    """Let every rank keep its own whole sequences, costliest first, up to goal and cap; the others remain."""
     pool = []
     for rank, pieces in enumerate(aside_R):
-        load, tokens, heads = bench.load_R[rank], bench.tokens_R[rank], bench.heads_R[rank]
-        kept = bench.wholes_R[rank]
+        load, tokens = bench.load_R[rank], bench.tokens_R[rank]
+        kept = []
         for piece in pieces:
             if load + bench.load[piece] <= bench.goal and tokens + bench.tokens[piece] <= bench.cap:
                 load += bench.load[piece]
                 tokens += bench.tokens[piece]
-                heads += bench.heads[piece]
                 kept.append(piece)
             else:
                 pool.append(piece)
-        bench.load_R[rank], bench.tokens_R[rank], bench.heads_R[rank] = load, tokens, heads
+        bench.wholes_R[rank] = kept
+        bench.load_R[rank], bench.tokens_R[rank] = load, tokens
+        bench.heads_R[rank] += sum([bench.heads[p] for p in kept])
     return pool
 
 
 def _fill(bench: Bench, pool: list[int]) -> bool:
-    """Costliest first, best fit; what fits nowhere goes where most room is, and shards make way for it."""
+    """Costliest first, best fit; what fits nowhere goes where most room is, and shards make way."""
     if not pool:
         return True
     shelves = Shelves(bench)

@@ -35,20 +35,16 @@ def even(bench: Bench, steps: int) -> None:
 def _repair(bench: Bench, hot: int, excess: int) -> bool:
     """The cheapest repair that helps: pour tokens, swap pieces, split a whole sequence, level with peers."""
     load, heads = bench.load_R[hot], bench.heads_R[hot]
-    block = bench.blocks[bench.block_R[hot]]
     if load - bench.goal == excess:
-        if bench.pour(hot, bench.goal, bench.goal):
+        if bench.pour(hot, bench.goal, bench.goal) or _swap_with_any(bench, hot, excess, bench.load_R, 2):
             return True
-        return (
-            _swap_with_any(bench, hot, excess, bench.load_R, 2) or _divide(bench, hot) or _level(bench, hot)
-        )
+        return _divide(bench, hot) or _level(bench, hot)
     if load - heads // 5 - bench.goal_down == excess:
         return _swap_with_any(bench, hot, excess, [-h for h in bench.heads_R], 4)
     if bench.pour(hot, load - excess, bench.goal):
         return True
-    return _swap_with_any(
-        bench, hot, excess, [x + h // 3 for x, h in zip(bench.load_R, bench.heads_R, strict=True)], 4
-    )
+    heat_R = [load + heads // 3 for load, heads in zip(bench.load_R, bench.heads_R, strict=True)]
+    return _swap_with_any(bench, hot, excess, heat_R, 4)
 
 
 def _swap_with_any(bench: Bench, hot: int, excess: int, heat_R: list[int], count: int) -> bool:
@@ -64,32 +60,24 @@ def _swap_with_any(bench: Bench, hot: int, excess: int, heat_R: list[int], count
 
 
 def _swap(bench: Bench, hot: int, cool: int, excess: int) -> bool:
-    """Exchange pieces so that the worse of both ranks gets best; among equals the fewest tokens leave home."""
+    """Exchange pieces so that the worse of both ranks gets best, then the fewest tokens leave home."""
     least, most = bench.load_R[hot] - bench.goal, bench.goal - bench.load_R[cool]
     gives, takes = _movable(bench, hot, cool), _movable(bench, cool, hot)
-    # A crawl of tiny gains would take long and change little.
-    bar = excess - (bench.goal >> 10)
+    # Worse than this, or no more than a crawl of tiny gains, is not worth a swap.
+    bar = max(1, excess - (bench.goal >> 10))
     capped = bench.tokens_R[hot] + bench.tokens_R[cool] > bench.cap
     best: tuple[int, int, list[int], list[int]] | None = None
     for options in (_pairs, _sets):
         for go, back, change in options(gives, takes, least, most):
             after = max(least - change, change - most, 0)
-            if after and after >= bar or best and after > best[0]:
+            if bench.hedged and after < bar:
+                after = _excess_after(bench, hot, cool, go, back, change)
+            if after >= bar or (capped and not _fits(bench, go, back, hot, cool)):
                 continue
-            if bench.hedged:
-                heads = sum([bench.heads[p] for p in go]) - sum([bench.heads[p] for p in back])
-                after = max(
-                    bench.excess(bench.load_R[hot] - change, bench.heads_R[hot] - heads),
-                    bench.excess(bench.load_R[cool] + change, bench.heads_R[cool] + heads),
-                    0,
-                )
-                if after and after >= bar or best and after > best[0]:
-                    continue
-            if capped and not _fits(bench, go, back, hot, cool):
-                continue
-            choice = (after, _strays(bench, go, hot, cool) + _strays(bench, back, cool, hot), go, back)
-            if best is None or choice < best:
-                best = choice
+            strays = _strays(bench, go, hot, cool) + _strays(bench, back, cool, hot)
+            if best is None or (after, strays, go, back) < best:
+                best = (after, strays, go, back)
+                bar = after + 1
         if best and not best[0]:
             break
     if best is None:
@@ -99,6 +87,13 @@ def _swap(bench: Bench, hot: int, cool: int, excess: int) -> bool:
     for piece in best[3]:
         bench.move(piece, hot)
     return True
+
+
+def _excess_after(bench: Bench, hot: int, cool: int, go: list[int], back: list[int], change: int) -> int:
+    heads = sum([bench.heads[p] for p in go]) - sum([bench.heads[p] for p in back])
+    hot_after = bench.excess(bench.load_R[hot] - change, bench.heads_R[hot] - heads)
+    cool_after = bench.excess(bench.load_R[cool] + change, bench.heads_R[cool] + heads)
+    return max(hot_after, cool_after, 0)
 
 
 def _movable(bench: Bench, rank: int, to: int) -> Pieces:
@@ -160,7 +155,7 @@ def _strays(bench: Bench, pieces: list[int], here: int, there: int) -> int:
 
 
 def _divide(bench: Bench, hot: int) -> bool:
-    """Split one whole sequence of `hot` with the coolest ranks of its block, by the least degree that levels."""
+    """Split one whole sequence of `hot` with the coolest ranks of its block, by a degree that levels them."""
     job, block = bench.job, bench.blocks[bench.block_R[hot]]
     others = sorted((r for r in block if r != hot), key=lambda r: (bench.load_R[r], r))
     wholes = [p for _, p in _some(sorted((bench.load[p], p) for p in bench.wholes_R[hot]), 8)]

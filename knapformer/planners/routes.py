@@ -130,9 +130,7 @@ def _checked(len_S: ArrayLike, home_S: ArrayLike, ranks: int) -> tuple[np.ndarra
     lens, homes = lens.astype(np.int64), homes.astype(np.int64)
     if len(lens) and lens.min() < 1:
         seq = int(lens.argmin())
-        raise ValueError(
-            f"sequence {seq} has length {lens[seq]}; lengths must be at least 1, drop empty ones"
-        )
+        raise ValueError(f"sequence {seq} has length {lens[seq]}; lengths are at least 1, drop empty ones")
     wrong = np.flatnonzero((homes < 0) | (homes >= ranks))
     if len(wrong):
         raise ValueError(

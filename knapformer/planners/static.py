@@ -31,8 +31,9 @@ def plan_static(
     """Greedy knapsack over fixed bags (Zhang et al., arXiv 2508.06001), in every replica on its own.
 
     Sequences in descending work go to the least occupied of the bags that could hold them if empty, else to
-    the least occupied of the largest kind; the bag's ranks share the sequence as evenly as possible. One with
-    fewer tokens than its bag has ranks is split by the largest divisor of the heads that it has tokens for.
+    the least occupied of the largest kind. The bag's ranks share the sequence evenly, taking turns with odd
+    tokens. One with fewer tokens than its bag has ranks is split by the largest divisor of the heads that its
+    tokens allow, over the first ranks of the bag.
     """
     replicas = replica_bags(layout, ranks=ranks, heads=heads, domain=domain)
     width = ranks // len(replicas)
@@ -44,8 +45,19 @@ def plan_static(
             first_S[seq], degree_S[seq] = bags[bag][0], len(bags[bag])
     largest_fit = np.array([max(d for d in divisors(heads) if d <= n) for n in range(1, domain + 1)])
     degree_S = np.where(len_S < degree_S, largest_fit[np.minimum(len_S, domain) - 1], degree_S)
-    seq_P, shard_P, len_P = even_shards(len_S, degree_S)
+    seq_P, shard_P, len_P = even_shards(len_S, degree_S, _turns(len_S, degree_S, first_S))
     return RoutingPlan.of_pieces(ranks, home_S, seq_P, len_P, first_S[seq_P] + shard_P)
+
+
+def _turns(len_S: np.ndarray, degree_S: np.ndarray, first_S: np.ndarray) -> np.ndarray:
+    """[S] at which shard the odd tokens of a sequence begin: where its predecessor's in the bag ended."""
+    by_bag = np.argsort(first_S, kind="stable")
+    odd_S = (len_S % degree_S)[by_bag]
+    before_S = np.cumsum(odd_S) - odd_S
+    starts_S = np.diff(first_S[by_bag], prepend=-1) != 0
+    turn_S = np.zeros(len(len_S), np.int64)
+    turn_S[by_bag] = before_S - before_S[starts_S][np.cumsum(starts_S) - 1] if len(len_S) else 0
+    return turn_S % degree_S
 
 
 def _assign(len_S: np.ndarray, work_S: np.ndarray, bags: list[range]) -> list[int]:

@@ -1,0 +1,128 @@
+"""The plan's figures in cases computed by hand, its files, and what plan_routes refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from knapformer import RoutingPlan, WorkloadModel, plan_micro_steps, plan_routes
+from tests.knapformer.batches import COST, batches, is_partition
+
+LINEAR = WorkloadModel(linear=1.0, quadratic=0.0)
+
+
+@pytest.fixture
+def plan():
+    """10 tokens whole at home on rank 0; 8 of rank 1 split over ranks 2 and 3; rank 1 idle."""
+    return RoutingPlan.of_pieces(
+        4, np.array([1, 0]), np.array([1, 0, 0]), np.array([10, 4, 4]), np.array([0, 2, 3])
+    )
+
+
+def test_pieces_in_any_order_become_chunks_in_order_of_home_and_sequence(plan):
+    assert plan.seq_C.tolist() == [1, 0, 0]
+    assert plan.home_C.tolist() == [0, 1, 1]
+    assert plan.offset_C().tolist() == [0, 0, 4]
+    assert plan.degree_C().tolist() == [1, 2, 2]
+    assert plan.total_C().tolist() == [10, 8, 8]
+
+
+def test_tokens_and_work_of_every_rank(plan):
+    cost = WorkloadModel(linear=1.0, quadratic=0.5, traffic=2.0)
+    assert plan.tokens_R().tolist() == [10, 0, 4, 4] and plan.peak_tokens() == 10
+    shard = 4 + 0.5 * 64 / 2
+    assert plan.work_R(cost).tolist() == [60, 0, shard, shard]
+    assert plan.max_over_mean(cost) == pytest.approx(60 / ((60 + 2 * shard) / 4))
+    assert plan.seconds_R(cost).tolist() == [60, 0, shard + 4, shard + 4]  # half of 4 rows leave, at 2.0
+    assert plan.seconds(cost) == 60
+
+
+def test_what_moves_crosses_nodes_and_is_sent(plan):
+    assert plan.moved() == 8 / 18
+    assert plan.crossed(node=2) == 8 / 18 and plan.crossed(node=4) == 0
+    assert plan.attention_sent() == 8 / 2 / 18
+
+
+def test_the_gap_is_to_the_bound_of_the_same_sequences(plan):
+    # 18 tokens over 4 ranks: 4.5 is possible, 10 is planned.
+    assert plan.lower_bound(LINEAR, heads=4) == pytest.approx(4.5)
+    assert plan.gap(LINEAR, heads=4) == pytest.approx(10 / 4.5 - 1)
+
+
+def test_a_step_without_sequences_is_a_plan():
+    for layout in ("none", "g2n2", "elastic"):
+        plan = plan_routes([], [], ranks=4, layout=layout, heads=4, cost=LINEAR)
+        assert len(plan.seq_C) == 0 and plan.tokens_R().tolist() == [0] * 4
+        assert plan.moved() == plan.attention_sent() == plan.seconds(LINEAR) == 0
+        assert plan.max_over_mean(LINEAR) == 1 and plan.gap(LINEAR, heads=4) == 0
+
+
+def test_a_plan_for_1024_ranks_survives_json():
+    generator = np.random.default_rng(0)
+    lens, homes = generator.integers(1, 30_000, 4096), generator.integers(0, 1024, 4096)
+    plan = plan_routes(lens, homes, ranks=1024, layout="g8n128", heads=24, cost=COST)
+    again = RoutingPlan.from_json(json.dumps(json.loads(plan.to_json())))
+    assert again.n_ranks == 1024
+    for name in ("seq_C", "len_C", "home_C", "host_C"):
+        assert (getattr(again, name) == getattr(plan, name)).all()
+        assert getattr(again, name).dtype == np.int64
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches(max_ranks=16))
+def test_what_is_sent_is_what_others_receive(batch):
+    lens, homes, ranks = batch
+    plan = plan_routes(lens, homes, ranks=ranks, layout="elastic", heads=24, cost=COST)
+    table_RR = plan.tokens_RR()
+    assert (table_RR.sum(0) == plan.tokens_R()).all()
+    assert (table_RR.sum(1) == np.bincount(homes, lens, minlength=ranks)).all()
+    stays = table_RR.trace() / lens.sum() if len(lens) else 1.0
+    assert plan.moved() == pytest.approx(1 - stays)
+
+
+@pytest.mark.parametrize(
+    ("lens", "homes", "said"),
+    [
+        ([5, 0], [0, 1], "sequence 1 has length 0; lengths are at least 1"),
+        ([5, -7], [0, 1], "length -7"),
+        ([5, 5], [0, 4], "sequence 1 has home 4; with 4 ranks homes are 0 to 3"),
+        ([5, 5], [-1, 0], "home -1"),
+        ([5, 5], [0], "same size"),
+        ([5.5], [0], "lengths of type float64 must be integers"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["none", "g1n4", "elastic"])
+def test_batches_that_cannot_be_are_refused_in_words(layout, lens, homes, said):
+    with pytest.raises(ValueError, match=said):
+        plan_routes(lens, homes, ranks=4, layout=layout, heads=4, cost=LINEAR)
+
+
+@pytest.mark.parametrize(("layout", "chunk"), [("none", 100), ("g1n4", 100), ("g2n2", 50), ("elastic", 25)])
+def test_a_cap_below_the_smallest_chunk_of_the_longest_sequence_is_refused(layout, chunk):
+    with pytest.raises(ValueError, match=f"max_tokens={chunk - 1} is below {chunk}, the smallest chunk"):
+        plan_micro_steps([100, 3], [0, 1], ranks=4, layout=layout, heads=4, cost=LINEAR, max_tokens=chunk - 1)
+    plans = plan_micro_steps([100, 3], [0, 1], ranks=4, layout=layout, heads=4, cost=LINEAR, max_tokens=chunk)
+    assert max(plan.peak_tokens() for plan in plans) <= chunk
+
+
+def test_a_batch_that_one_step_cannot_hold_says_how_to_go_on():
+    with pytest.raises(ValueError, match="plan_micro_steps"):
+        plan_routes([60, 60, 60], [0, 0, 0], ranks=2, layout="none", heads=2, cost=LINEAR, max_tokens=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches(max_ranks=12))
+@pytest.mark.parametrize("layout", ["none", "g1n1", "elastic"])
+def test_micro_steps_are_one_partition_under_the_cap(layout, batch):
+    lens, homes, ranks = batch
+    cap = int(lens.max(initial=1)) + 1
+    plans = plan_micro_steps(lens, homes, ranks=ranks, layout=layout, heads=24, cost=COST, max_tokens=cap)
+    whole = RoutingPlan.of_pieces(
+        ranks,
+        homes,
+        *(np.concatenate([getattr(plan, name) for plan in plans]) for name in ("seq_C", "len_C", "host_C")),
+    )
+    is_partition(whole, lens, homes, heads=24, domain=8)
+    assert all(plan.n_ranks == ranks and plan.peak_tokens() <= cap for plan in plans)
+    assert len(plans) >= -(-lens.sum() // (cap * ranks)) if len(lens) else len(plans) == 1
