@@ -119,7 +119,7 @@ def test_plans_do_not_depend_on_the_unit_of_cost():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_small_cases_stay_near_the_true_optimum(seed):
-    """An exact solver places the same whole sequences and shards of fixed degrees; elastic may pour tokens too."""
+    """An exact solver places whole sequences and even shards; elastic may pour tokens between shards too."""
     cp_model = pytest.importorskip("ortools.sat.python.cp_model")
     from scripts.bench_planner import exact_seconds
 
