@@ -19,8 +19,9 @@ class TextConfig:
 class ModelConfig:
     """A denoiser: `mmdit` has double_blocks, then single_blocks; `dit` has plain blocks.
 
-    The three rope_axes are the parts of a head that rotate with t, h and w. guidance_embed adds the input of
-    guidance-distilled FLUX weights.
+    The three rope_axes are the parts of a head that rotate with t, h and w. `absolute` also adds sines and
+    cosines of the positions to the visual tokens, as DiT does; small models learn faster with them, FLUX has
+    none. guidance_embed adds the input of guidance-distilled FLUX weights.
     """
 
     arch: str = "mmdit"
@@ -32,6 +33,7 @@ class ModelConfig:
     mlp_ratio: float = 4.0
     rope_axes: list[int] = field(default_factory=lambda: [8, 12, 12])
     rope_theta: float = 10000.0
+    absolute: bool = False
     guidance_embed: bool = False
     text: TextConfig = field(default_factory=TextConfig)
 

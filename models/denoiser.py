@@ -41,9 +41,7 @@ def _init_module(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+    elif isinstance(module, nn.Embedding | nn.LayerNorm | nn.RMSNorm):
         module.reset_parameters()
 
 

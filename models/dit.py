@@ -6,7 +6,7 @@ Text and visual tokens are one stream that shares all weights. Letters as in mmd
 from torch import Tensor, nn
 
 from models.config import ModelConfig
-from models.layers import Conditioning, DoorLinear, FinalLayer, Packing, Stream, attend_rotated
+from models.layers import Conditioning, DoorLinear, FinalLayer, LatentIn, Packing, Stream, attend_rotated
 from models.tokens import Attend, Tokens
 
 
@@ -30,7 +30,7 @@ class DiT(nn.Module):
     def __init__(self, config: ModelConfig, channels: int):
         super().__init__()
         self.rope_axes, self.rope_theta = tuple(config.rope_axes), config.rope_theta
-        self.latent_in = DoorLinear(channels, config.width)
+        self.latent_in = LatentIn(channels, config)
         self.text_in = DoorLinear(config.text.features, config.width)
         self.conditioning = Conditioning(config.width, config.text.pooled)
         self.blocks = nn.ModuleList(
@@ -42,10 +42,7 @@ class DiT(nn.Module):
         """[V, C] float32 velocity of tokens.latent_VC; the captions in `tokens` are not looked at."""
         packing = Packing.of(tokens, self.rope_axes, self.rope_theta)
         cond_SD = self.conditioning(tokens.time_S, pooled_SP)
-        x_TD = packing.pack(
-            self.text_in(text_WE),
-            self.latent_in(tokens.latent_VC),
-        )
+        x_TD = packing.pack(self.text_in(text_WE), self.latent_in.embed(tokens))
         for block in self.blocks:
             x_TD = block(x_TD, cond_SD, packing, attend)
         _, visual_VD = packing.unpack(x_TD)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.rope import rotary_table, rotate
+from models.config import ModelConfig
+from models.rope import rotary_table, rotate, sincos_table
 from models.tokens import Attend, Tokens
 
 
@@ -85,6 +86,22 @@ class DoorLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
+
+
+class LatentIn(DoorLinear):
+    """Latents -> visual rows, with their absolute positions where the model has them."""
+
+    def __init__(self, channels: int, config: ModelConfig):
+        super().__init__(channels, config.width)
+        self.theta = config.rope_theta if config.absolute else None
+
+    def embed(self, tokens: Tokens) -> Tensor:
+        """[V, D]."""
+        rows_VD = self(tokens.latent_VC)
+        if self.theta is None:
+            return rows_VD
+        position_V3 = tokens.position_T3.index_select(0, tokens.place_V)
+        return rows_VD + sincos_table(position_V3, rows_VD.shape[1], self.theta).to(rows_VD.dtype)
 
 
 class TimeEmbedding(nn.Module):

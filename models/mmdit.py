@@ -14,6 +14,7 @@ from models.layers import (
     Conditioning,
     DoorLinear,
     FinalLayer,
+    LatentIn,
     Modulation,
     Packing,
     QKNorm,
@@ -78,7 +79,7 @@ class MMDiT(nn.Module):
         super().__init__()
         self.rope_axes, self.rope_theta = tuple(config.rope_axes), config.rope_theta
         shape = (config.width, config.heads, config.mlp_ratio)
-        self.latent_in = DoorLinear(channels, config.width)
+        self.latent_in = LatentIn(channels, config)
         self.text_in = DoorLinear(config.text.features, config.width)
         self.conditioning = Conditioning(config.width, config.text.pooled, config.guidance_embed)
         self.double_blocks = nn.ModuleList(DoubleBlock(*shape) for _ in range(config.double_blocks))
@@ -97,7 +98,7 @@ class MMDiT(nn.Module):
         packing = Packing.of(tokens, self.rope_axes, self.rope_theta)
         cond_SD = self.conditioning(tokens.time_S, pooled_SP, guidance_S)
         text_WD = self.text_in(text_WE)
-        visual_VD = self.latent_in(tokens.latent_VC)
+        visual_VD = self.latent_in.embed(tokens)
         for block in self.double_blocks:
             text_WD, visual_VD = block(text_WD, visual_VD, cond_SD, packing, attend)
         x_TD = packing.pack(text_WD, visual_VD)

@@ -1,4 +1,4 @@
-"""Rotary positions over three axes (Su et al., arXiv 2104.09864, as FLUX applies it).
+"""Positions over three axes: rotary (Su et al., arXiv 2104.09864, as FLUX applies it) and absolute.
 
 T tokens, H heads, K head size; neighbouring channels 2i and 2i+1 of a head are rotated together.
 """
@@ -6,6 +6,7 @@ T tokens, H heads, K head size; neighbouring channels 2i and 2i+1 of a head are 
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -27,3 +28,13 @@ def rotate(x_THK: Tensor, rotary_TP: Tensor) -> Tensor:
     """
     pairs_THP = torch.view_as_complex(x_THK.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs_THP * rotary_TP[:, None]).flatten(-2).to(x_THK.dtype)
+
+
+def sincos_table(position_V3: Tensor, width: int, theta: float) -> Tensor:
+    """[V, width] float32: sines, then cosines, of each of t, h and w at falling frequencies (Peebles and Xie,
+    arXiv 2212.09748); channels that do not divide into them stay zero."""
+    pairs = width // 6
+    frequency_P = theta ** (-torch.arange(pairs, device=position_V3.device) / max(pairs, 1))
+    angle_VP = (position_V3.float()[:, :, None] * frequency_P).flatten(1)
+    table_VD = torch.cat((angle_VP.sin(), angle_VP.cos()), 1)
+    return F.pad(table_VD, (0, width - table_VD.shape[1]))

@@ -83,12 +83,12 @@ class Bench:
         torch.manual_seed(0)
         model = build_denoiser(self.config.model, self.config.data.channels)
         self.model = parallelize(model, self.config.parallel, world)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         self.domain_group = make_domain_group(world.group, 2)
         self.kernel = choose_kernel("sdpa", world.device)
 
     def fit_cost(self) -> WorkloadModel:
-        """The work model of this model on this machine: forward and backward of single lengths on every rank."""
+        """The work model of this model on this machine, from whole steps over sequences of one length."""
         unit = WorkloadModel.analytic(width=self.config.model.width)
         seconds = []
         for length in LENGTHS:

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 
 def spawn(laws: Sequence[Callable[..., None]], ranks: int, *args: object) -> None:
-    """Call every law(group, *args) in each of `ranks` gloo processes; an assertion on any rank fails the caller.
+    """Call every law(group, *args) in each of `ranks` gloo processes; what one asserts fails the caller.
 
     The laws must be module-level functions (they are pickled by name); `args` must be picklable.
     """

@@ -47,7 +47,9 @@ class Arrived:
     patch_VC: Tensor  # as the loader made them
     caption_U: Tensor  # whole captions, one after the other
     position_T3: Tensor
-    caption_S: Tensor  # caption bytes of the chunk's sequence
+    caption_S: (
+        Tensor  # caption bytes of the chunk's sequence; on the CPU, where the encoder wants its maximum
+    )
     id_S: Tensor  # sample of the chunk
     visual_S: Tensor  # visual tokens of the chunk's whole sequence
     text_W: Tensor  # row of caption_U of each text token
@@ -125,7 +127,6 @@ def unpack(
     caption_start_S = np.cumsum(caption_S) - caption_S
     chunk_S = np.arange(len(here))
     columns = {
-        "caption_S": caption_S,
         "id_S": batch.id_S[seq_S],
         "visual_S": batch.visual_S[seq_S],
         "text_W": ranges(caption_start_S + offset_S, text_S),
@@ -139,7 +140,13 @@ def unpack(
         name: torch.from_numpy(rows).to(patch_VC.device, non_blocking=True) for name, rows in columns.items()
     }
     position_T3 = position_V3.new_zeros(int(len_S.sum()), 3).index_copy_(0, index["place_V"], position_V3)
-    return Arrived(patch_VC=patch_VC, caption_U=caption_U, position_T3=position_T3, **index)
+    return Arrived(
+        patch_VC=patch_VC,
+        caption_U=caption_U,
+        position_T3=position_T3,
+        caption_S=torch.from_numpy(caption_S),
+        **index,
+    )
 
 
 def ranges(start_N: np.ndarray, count_N: np.ndarray) -> np.ndarray:

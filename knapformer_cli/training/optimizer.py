@@ -18,7 +18,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
     free = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": free, "weight_decay": 0.0}]
     betas = config.beta1, config.beta2
-    # Fused: one call over all shards, where the dispatch of sharded tensors would outweigh a small model's update.
+    # Fused: one call over all shards, whose dispatch one by one would outweigh the update of a small model.
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 

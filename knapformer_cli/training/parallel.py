@@ -76,7 +76,8 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     """Checkpoint, compile and shard each block in place, then the whole; weights may still be on meta."""
     mesh = init_device_mesh(world.device.type, (world.ranks,), mesh_dim_names=("shard",))
     dtype = compute_dtype(config, world.device)
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    # The model casts what it is given where it must: flow times and positions would not survive bfloat16.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for blocks in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
         for number, block in enumerate(blocks):
             if config.activation_checkpointing:

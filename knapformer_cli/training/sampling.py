@@ -13,6 +13,7 @@ from knapformer_cli.schema import Config
 from knapformer_cli.training.parallel import World
 from models.codec import PixelCodec
 from models.flow import counter_normal, euler, guide, sampling_times
+from models.text import caption_bytes
 from models.tokens import Attend, Tokens, pack_whole
 
 Denoise = Callable[[Tokens, Attend], Tensor]
@@ -49,7 +50,7 @@ def draw(
     codec = PixelCodec(c.patch, c.patch_time)
     grid = (-(-size[0] // c.patch_time), size[1] // c.patch, size[2] // c.patch)
     rows = grid[0] * grid[1] * grid[2]
-    captions = [_cut(prompt, c.max_text) for prompt in prompts] + [
+    captions = [caption_bytes(prompt, c.max_text) for prompt in prompts] + [
         b""
     ] * count  # drawn without words, for guidance
     empty = torch.zeros(rows, codec.channels, device=device)
@@ -89,8 +90,3 @@ def draw_shared(
     shares: list[list[np.ndarray]] = [[] for _ in range(world.ranks)]
     dist.gather_object(drawn, shares if world.rank == 0 else None, dst=0, group=world.cpu_group)
     return [shares[i % world.ranks][i // world.ranks] for i in range(len(wanted))] if world.rank == 0 else []
-
-
-def _cut(prompt: str, most: int) -> bytes:
-    """UTF-8 of at most `most` bytes, cut between characters."""
-    return prompt.encode()[:most].decode(errors="ignore").encode()
