@@ -83,7 +83,9 @@ class RoutingPlan:
 
     def tokens_R(self) -> np.ndarray:
         """[R] tokens hosted by each rank."""
-        return self.tokens_RR().sum(0)
+        tokens_R = np.zeros(self.n_ranks, np.int64)
+        np.add.at(tokens_R, self.host_C, self.len_C)
+        return tokens_R
 
     def peak_tokens(self) -> int:
         """Tokens on the fullest rank."""

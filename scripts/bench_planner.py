@@ -1,7 +1,7 @@
 """The planners on CPU: balance, tokens on the move and planning time, beside the paper's greedy.
 
 Prints the tables of docs/planner.md. Nothing here communicates: seconds of a step are modelled, those of
-planning are measured. `--exact` adds the distance from the optimum on small cases (OR-Tools CP-SAT, of the test
+planning are measured, in time of the one core it takes. `--exact` adds the distance from the optimum on small cases (OR-Tools CP-SAT, a test
 extra).
 """
 
@@ -46,7 +46,7 @@ class Case:
         for lens, homes in self.batches:
             times = []
             for _ in range(3):
-                start = time.perf_counter()
+                start = time.process_time()
                 plan = plan_routes(
                     lens,
                     homes,
@@ -57,7 +57,7 @@ class Case:
                     domain=self.domain,
                     max_tokens=self.max_tokens,
                 )
-                times.append(time.perf_counter() - start)
+                times.append(time.process_time() - start)
             yield plan, times
 
     def row(self, name: str, layout: str) -> list[str]:
@@ -207,7 +207,7 @@ def best_mixed(case: Case) -> str:
 def exact_seconds(
     lens: np.ndarray, *, ranks: int, heads: int, domain: int, cost: WorkloadModel, limit: float = 30.0
 ) -> float:
-    """Least possible seconds with even shards, by CP-SAT; the best found where `limit` seconds end the search."""
+    """Least possible seconds with even shards, by CP-SAT; the best that `limit` seconds find."""
     from ortools.sat.python import cp_model
 
     model, degrees = cp_model.CpModel(), split_degrees(heads, ranks, domain)
@@ -273,7 +273,7 @@ def main() -> None:
     unknown = set(args.parts) - set(PARTS)
     if unknown:
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    console = Console()
+    console = Console(width=140)
     for name in args.parts or PARTS:
         PARTS[name](console, args.seeds)
     if args.exact:

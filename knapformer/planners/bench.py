@@ -13,14 +13,21 @@ import numpy as np
 from knapformer.layout import split_degrees
 from knapformer.workload import WorkloadModel
 
+# Loads within 1/256 of the bound count as equal: there fewer tokens on the move are worth more.
+TOLERANCE = 256
+
 
 @dataclass(frozen=True)
 class Job:
-    """What all candidates of one batch share: its costs, and how it lies at home.
+    """What all candidates of one batch share: its costs, its goal, and how it lies at home.
 
-    whole[s] is the cost of a sequence on one rank, fixed_SG + slope_G * tokens that of a shard at degrees[g],
-    `bound` the lower bound of the step. All are integers on a scale (a power of two) that puts the costliest
-    sequence near 2^40: no sum depends on its order, so every machine takes the same decisions.
+    A shard of sequence s split by degrees[g] costs heads_S[s] // degrees[g] for its heads and slopes[g] for
+    each of its tokens; whole_S is the cost at degree 1. Costs are integers on a scale (a power of two) that
+    puts the costliest sequence near 2^40: no sum depends on its order, so every machine decides alike.
+
+    A rank should be at the lower bound of the step, or nearly: at `goal`. The hedge: should attention cost
+    4/3 or 4/5 of what the cost model says (it is wrong by a quarter, either way), a rank should still not be
+    over the mean by more than 3 %: at most `goal_up` and `goal_down` under these costs.
     """
 
     ranks: int
@@ -28,12 +35,14 @@ class Job:
     block_R: list[int]
     cap: int
     bound: int
-    lens: list[int]
-    homes: list[int]
-    whole: list[int]
-    heads: list[int]
-    slope_G: np.ndarray
-    fixed_SG: np.ndarray
+    goal: int
+    goal_up: int
+    goal_down: int
+    len_S: np.ndarray
+    home_S: np.ndarray
+    whole_S: np.ndarray
+    heads_S: np.ndarray
+    slopes: list[int]
     home_load_R: list[int]
     home_tokens_R: list[int]
     home_heads_R: list[int]
@@ -55,8 +64,8 @@ class Job:
         degree_G = np.array(degrees)
         scale = 2.0 ** (40 - math.frexp(float(cost.seconds(len_S).max()))[1])
         slope_G = np.rint(scale * cost.chunk_seconds(1.0, 0.0, degree_G)).astype(np.int64)
-        fixed_SG = np.rint(scale * cost.chunk_work(0.0, len_S[:, None], degree_G)).astype(np.int64)
-        whole_S = fixed_SG[:, 0] + slope_G[0] * len_S
+        heads_S = np.rint(scale * cost.chunk_work(0.0, len_S, 1)).astype(np.int64)
+        whole_S = heads_S + slope_G[0] * len_S
         order = np.lexsort((-whole_S, home_S))
         ends_R = np.append(0, np.cumsum(np.bincount(home_S, minlength=ranks)))
 
@@ -64,23 +73,32 @@ class Job:
             return np.diff(np.append(0, np.cumsum(value_S[order]))[ends_R]).tolist()
 
         pieces, ends = order.tolist(), ends_R.tolist()
+        bound = int(cost.lower_bound(len_S, ranks, degrees) * scale)
+        mean_heads = int(heads_S.sum()) // ranks
         return cls(
             ranks=ranks,
             degrees=degrees,
             block_R=[rank // domain for rank in range(ranks)],
             cap=int(len_S.sum()) if cap is None else cap,
-            bound=int(cost.lower_bound(len_S, ranks, degrees) * scale),
-            lens=len_S.tolist(),
-            homes=home_S.tolist(),
-            whole=whole_S.tolist(),
-            heads=fixed_SG[:, 0].tolist(),
-            slope_G=slope_G,
-            fixed_SG=fixed_SG,
+            bound=bound,
+            goal=bound + bound // TOLERANCE,
+            goal_up=(bound + mean_heads // 3) * 35 // 34,
+            goal_down=(bound - mean_heads // 5) * 35 // 34,
+            len_S=len_S,
+            home_S=home_S,
+            whole_S=whole_S,
+            heads_S=heads_S,
+            slopes=slope_G.tolist(),
             home_load_R=per_rank(whole_S),
             home_tokens_R=per_rank(len_S),
-            home_heads_R=per_rank(fixed_SG[:, 0]),
+            home_heads_R=per_rank(heads_S),
             home_pieces_R=[pieces[ends[r] : ends[r + 1]] for r in range(ranks)],
         )
+
+    @property
+    def room_up(self) -> int:
+        """Attention that a rank at the goal may hold."""
+        return 3 * (self.goal_up - self.goal)
 
 
 class Bench:
@@ -91,26 +109,19 @@ class Bench:
     Whole sequences go to any rank, shards to ranks of their block that hold no other shard of the sequence.
     """
 
-    def __init__(self, job: Job, goal: int) -> None:
-        self.job, self.goal, self.cap = job, goal, job.cap
+    def __init__(self, job: Job) -> None:
+        self.job, self.goal, self.cap = job, job.goal, job.cap
         self.hedged = False
         self.touched: set[int] = set()
         self.load_R, self.tokens_R = list(job.home_load_R), list(job.home_tokens_R)
         self.heads_R = list(job.home_heads_R)
-        # The hedge: if attention costs a quarter less or more than the model that plans believes, that is
-        # 4/3 or 4/5 of the belief if the truth is the reference, no rank may exceed the mean by over 3 %.
-        mean_heads = sum(self.heads_R) // job.ranks
-        self.goal_up = (job.bound + mean_heads // 3) * 35 // 34
-        self.goal_down = (job.bound - mean_heads // 5) * 35 // 34
-        self.room_up = 3 * (self.goal_up - goal)
         self.wholes_R = [list(pieces) for pieces in job.home_pieces_R]
         self.shards_R: list[list[int]] = [[] for _ in range(job.ranks)]
-        self.home, self.host = list(job.homes), list(job.homes)
-        self.load, self.tokens = list(job.whole), list(job.lens)
-        self.heads = list(job.heads)
-        self.seq = list(range(len(job.lens)))
-        self.slope = [0] * len(job.lens)
-        self.mates: list[list[int]] = [[]] * len(job.lens)
+        self.home, self.host = job.home_S.tolist(), job.home_S.tolist()
+        self.load, self.tokens, self.heads = job.whole_S.tolist(), job.len_S.tolist(), job.heads_S.tolist()
+        self.seq = list(range(len(job.len_S)))
+        self.slope = [0] * len(job.len_S)
+        self.mates: list[list[int]] = [[]] * len(job.len_S)
         self.block_R = job.block_R
         self.blocks: list[list[int]] = [[] for _ in range(job.block_R[-1] + 1)]
         for rank, block in enumerate(job.block_R):
@@ -159,7 +170,9 @@ class Bench:
         """How far a rank of this load is beyond what the step and its hedge allow."""
         if not self.hedged:
             return load - self.goal
-        return max(load - self.goal, load + heads // 3 - self.goal_up, load - heads // 5 - self.goal_down)
+        return max(
+            load - self.goal, load + heads // 3 - self.job.goal_up, load - heads // 5 - self.job.goal_down
+        )
 
     def excess_of(self, rank: int) -> int:
         return self.excess(self.load_R[rank], self.heads_R[rank])
@@ -171,7 +184,7 @@ class Bench:
     def split(self, seq: int, hosts: list[int], g: int) -> None:
         """Replace a lifted whole sequence by shards on hosts, as even as whole tokens allow."""
         count, more = divmod(self.tokens[seq], len(hosts))
-        fixed, slope = int(self.job.fixed_SG[seq, g]), int(self.job.slope_G[g])
+        fixed, slope = self.heads[seq] // len(hosts), self.job.slopes[g]
         mates = list(range(len(self.seq), len(self.seq) + len(hosts)))
         self.host[seq] = -1
         for i, rank in enumerate(hosts):

@@ -14,9 +14,6 @@ from knapformer.planners.repair import even
 from knapformer.planners.static import plan_home, plan_static
 from knapformer.workload import WorkloadModel
 
-# Loads within 1/256 of the bound count as equal: there fewer tokens on the move are worth more.
-TOLERANCE = 256
-
 
 def plan_elastic(
     len_S: np.ndarray,
@@ -35,65 +32,71 @@ def plan_elastic(
     if not len(len_S):
         return RoutingPlan.of_pieces(ranks, home_S, len_S, len_S, len_S)
     job = Job.of(len_S, home_S, ranks=ranks, heads=heads, cost=cost, domain=domain, cap=max_tokens)
-    if max(job.home_load_R) <= _goal(job) and max(job.home_tokens_R) <= job.cap:
+    if max(job.home_load_R) <= job.goal and max(job.home_tokens_R) <= job.cap:
         return plan_home(len_S, home_S, ranks=ranks)
     best = _search(job)
     plans = [_plan(best, home_S)] if best else []
     if best is None or max(best.load_R) > best.goal:
         plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
     able = [plan for plan in plans if plan.peak_tokens() <= job.cap]
-    return min(able, key=lambda plan: plan.seconds(cost), default=None)
+    return min(able, key=lambda plan: plan.seconds(cost)) if able else None
 
 
 def _search(job: Job) -> Bench | None:
     """The best of a fixed number of candidates: evenly loaded and hedged, else as near to it as one comes."""
-    goal = _goal(job)
     best: tuple[tuple[int, int], Bench] | None = None
-    tried = set()
-    for rank_of_candidate, (most, heads) in enumerate(_limits(job, goal)):
-        choice_S, total = _degrees(job, most, heads)
-        hopeless = best is not None and total >= max(best[1].load_R) * job.ranks
-        if hopeless or choice_S.tobytes() in tried:
+    for turn, (choice_S, total) in enumerate(_candidates(job)):
+        if best is not None and total >= max(best[1].load_R) * job.ranks:
             continue
-        tried.add(choice_S.tobytes())
-        bench = Bench(job, goal)
+        bench = Bench(job)
         if not place(bench, choice_S):
             continue
         bench = _evened(bench)
-        slow = max(0, max(bench.load_R) - goal)
+        slow = max(0, max(bench.load_R) - job.goal)
         shaky = max(0, max(map(bench.excess_of, range(job.ranks))))
         if max(bench.tokens_R) <= job.cap and (best is None or (slow, shaky) < best[0]):
             best = (slow, shaky), bench
         # Later candidates split more: worth it to be in time, not for the hedge alone.
-        if best and best[0][0] == 0 and (best[0][1] == 0 or rank_of_candidate >= 5):
+        if best and best[0][0] == 0 and (best[0][1] == 0 or turn >= 5):
             break
     return best[1] if best else None
-
-
-def _goal(job: Job) -> int:
-    return job.bound + job.bound // TOLERANCE
 
 
 def _evened(bench: Bench) -> Bench:
     """First as fast as can be; then, if that reached the goal, hedged without leaving it."""
     even(bench, 4 * bench.job.ranks + 64)
-    reached = max(bench.load_R) <= bench.goal
-    plain = bench.copy() if reached else bench
-    bench.hedged = plain.hedged = True
-    if reached:
-        even(bench, 2 * bench.job.ranks)
+    bench.hedged = True
+    shaky = max(map(bench.excess_of, range(bench.job.ranks)))
+    if max(bench.load_R) > bench.goal or shaky <= 0:
+        return bench
+    plain = bench.copy()
+    even(bench, 2 * bench.job.ranks)
     return plain if max(bench.load_R) > bench.goal else bench
 
 
-def _limits(job: Job, goal: int) -> Iterator[tuple[int, int]]:
-    """Candidates: the most work, and the most attention, that a shard may cost."""
+def _candidates(job: Job) -> Iterator[tuple[np.ndarray, int]]:
+    """Choices of degrees, and what they cost in sum; those last that no placement could hedge."""
+    tried, later = set(), []
+    for most, heads in _limits(job):
+        choice_S, total = _degrees(job, most, heads)
+        if choice_S.tobytes() in tried:
+            continue
+        tried.add(choice_S.tobytes())
+        if (job.heads_S // np.array(job.degrees)[choice_S]).max() > job.room_up:
+            later.append((choice_S, total))
+        else:
+            yield choice_S, total
+    yield from later
+
+
+def _limits(job: Job) -> Iterator[tuple[int, int]]:
+    """The most work, and the most attention, that a shard may cost; from few splits to many."""
     # Where the cap binds, fine shards are what fits.
-    tight = 3 * sum(job.lens) > 2 * job.cap * job.ranks
-    spread = max(sum(job.home_heads_R) * 19 // (20 * job.ranks), Bench(job, goal).room_up // 2)
+    tight = 3 * int(job.len_S.sum()) > 2 * job.cap * job.ranks
     for eighths in (2, 1, 3, 4, 5, 6, 7, 8) if tight else (8, 5, 7, 6, 4, 3, 2, 1):
-        yield goal * eighths // 8, 8 * goal
+        yield job.goal * eighths // 8, 8 * job.goal
         if eighths == 8:
-            yield goal, spread
+            yield job.goal, max(sum(job.home_heads_R) * 19 // (20 * job.ranks), job.room_up // 2)
 
 
 def _degrees(job: Job, most: int, heads: int) -> tuple[np.ndarray, int]:
@@ -101,17 +104,17 @@ def _degrees(job: Job, most: int, heads: int) -> tuple[np.ndarray, int]:
 
     Also returns what all sequences then cost in sum.
     """
-    len_S, whole_S, degree_G = np.array(job.lens), np.array(job.whole), np.array(job.degrees)
-    choice_S = np.zeros(len(len_S), np.int64)
-    long = np.flatnonzero((whole_S > most) | (job.fixed_SG[:, 0] > heads) | (len_S > job.cap))
-    fixed_SG, long_S = job.fixed_SG[long], len_S[long]
-    share_SG = -(-long_S[:, None] // degree_G)
-    each_SG = fixed_SG + job.slope_G * share_SG
-    each_SG[degree_G > long_S[:, None]] = np.iinfo(np.int64).max
+    choice_S = np.zeros(len(job.len_S), np.int64)
+    long = np.flatnonzero((job.whole_S > most) | (job.heads_S > heads) | (job.len_S > job.cap))
+    degree_G, slope_G = np.array(job.degrees), np.array(job.slopes)
+    len_S, heads_S = job.len_S[long], job.heads_S[long]
+    share_SG, fixed_SG = -(-len_S[:, None] // degree_G), heads_S[:, None] // degree_G
+    each_SG = fixed_SG + slope_G * share_SG
+    each_SG[degree_G > len_S[:, None]] = np.iinfo(np.int64).max
     fits_SG = (each_SG <= most) & (fixed_SG <= heads) & (share_SG <= job.cap)
     choice_S[long] = g_S = np.where(fits_SG.any(1), fits_SG.argmax(1), each_SG.argmin(1))
-    split_S = fixed_SG[np.arange(len(long)), g_S] * degree_G[g_S] + job.slope_G[g_S] * long_S
-    return choice_S, int(whole_S.sum() - whole_S[long].sum() + split_S.sum())
+    split = int((heads_S + slope_G[g_S] * len_S).sum())
+    return choice_S, sum(job.home_load_R) - int(job.whole_S[long].sum()) + split
 
 
 def _fixed_plans(

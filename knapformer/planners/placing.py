@@ -20,9 +20,7 @@ def place(bench: Bench, choice_S: np.ndarray) -> bool:
         return _fill(bench, _keep(bench, bench.lay_aside()))
     splits = Splits(bench)
     job, g_S = bench.job, choice_S[long]
-    total_S = (
-        job.fixed_SG[long, g_S] * np.array(job.degrees)[g_S] + job.slope_G[g_S] * np.array(job.lens)[long]
-    )
+    total_S = job.heads_S[long] + np.array(job.slopes)[g_S] * job.len_S[long]
     costliest = np.argsort(-total_S, kind="stable")
     for seq, g, total in zip(*(x[costliest].tolist() for x in (long, g_S, total_S)), strict=True):
         if not splits.place(seq, g, total):
@@ -45,8 +43,8 @@ class Splits:
     def place(self, seq: int, g: int, total: int) -> bool:
         """To the home block while it has room for it, else to the roomiest where attention stays even."""
         bench, job = self.bench, self.bench.job
-        degree, home = job.degrees[g], job.homes[seq]
-        tokens, fixed = -(-job.lens[seq] // degree), int(job.fixed_SG[seq, g])
+        degree, home = job.degrees[g], bench.home[seq]
+        tokens, fixed = -(-bench.tokens[seq] // degree), bench.heads[seq] // degree
         own = job.block_R[home]
         order = sorted(range(len(self.room_B)), key=lambda b: (-self.room_B[b], b != own, b))
         if self.room_B[own] >= total:
@@ -57,14 +55,14 @@ class Splits:
             if len(ranks) < degree:
                 continue
             crowd = self._crowd(b, total, degree * fixed)
-            clash = sorted([bench.heads_R[r] for r in ranks])[degree - 1] + fixed > bench.room_up
+            clash = sorted([bench.heads_R[r] for r in ranks])[degree - 1] + fixed > job.room_up
             if best is None or (crowd, clash) < best[:2]:
                 best = (crowd, clash, ranks)
             if best[:2] == (0, False) or tries == 16:
                 break
         if best is None:
             return False
-        hosts = self._hosts(best[2], degree, fixed + int(job.slope_G[g]) * tokens, home)
+        hosts = self._hosts(best[2], degree, fixed + job.slopes[g] * tokens, home)
         bench.split(seq, hosts, g)
         for rank in hosts:
             bench.pour(rank, bench.goal, bench.goal)
@@ -106,19 +104,22 @@ class Splits:
 
 def _keep(bench: Bench, aside_R: list[list[int]]) -> list[int]:
     """Let every rank keep its own whole sequences, costliest first, up to goal and cap; the others remain."""
-    pool = []
-    for rank, pieces in enumerate(aside_R):
-        load, tokens = bench.load_R[rank], bench.tokens_R[rank]
-        kept = []
-        for piece in pieces:
-            if load + bench.load[piece] <= bench.goal and tokens + bench.tokens[piece] <= bench.cap:
-                load += bench.load[piece]
-                tokens += bench.tokens[piece]
-                kept.append(piece)
-            else:
-                pool.append(piece)
+    pool: list[int] = []
+    for rank, kept in enumerate(aside_R):
+        room, free = bench.goal - bench.load_R[rank], bench.cap - bench.tokens_R[rank]
+        load, tokens = sum([bench.load[p] for p in kept]), sum([bench.tokens[p] for p in kept])
+        if load > room or tokens > free:
+            pieces, kept, load, tokens = kept, [], 0, 0
+            for piece in pieces:
+                if load + bench.load[piece] <= room and tokens + bench.tokens[piece] <= free:
+                    load += bench.load[piece]
+                    tokens += bench.tokens[piece]
+                    kept.append(piece)
+                else:
+                    pool.append(piece)
         bench.wholes_R[rank] = kept
-        bench.load_R[rank], bench.tokens_R[rank] = load, tokens
+        bench.load_R[rank] += load
+        bench.tokens_R[rank] += tokens
         bench.heads_R[rank] += sum([bench.heads[p] for p in kept])
     return pool
 

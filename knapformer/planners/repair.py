@@ -39,7 +39,7 @@ def _repair(bench: Bench, hot: int, excess: int) -> bool:
         if bench.pour(hot, bench.goal, bench.goal) or _swap_with_any(bench, hot, excess, bench.load_R, 2):
             return True
         return _divide(bench, hot) or _level(bench, hot)
-    if load - heads // 5 - bench.goal_down == excess:
+    if load - heads // 5 - bench.job.goal_down == excess:
         return _swap_with_any(bench, hot, excess, [-h for h in bench.heads_R], 4)
     if bench.pour(hot, load - excess, bench.goal):
         return True
@@ -68,8 +68,7 @@ def _swap(bench: Bench, hot: int, cool: int, excess: int) -> bool:
     capped = bench.tokens_R[hot] + bench.tokens_R[cool] > bench.cap
     best: tuple[int, int, list[int], list[int]] | None = None
     for options in (_pairs, _sets):
-        for go, back, change in options(gives, takes, least, most):
-            after = max(least - change, change - most, 0)
+        for after, change, go, back in options(gives, takes, least, most, bar):
             if bench.hedged and after < bar:
                 after = _excess_after(bench, hot, cool, go, back, change)
             if after >= bar or (capped and not _fits(bench, go, back, hot, cool)):
@@ -103,30 +102,41 @@ def _movable(bench: Bench, rank: int, to: int) -> Pieces:
     return sorted(pieces)
 
 
-def _pairs(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[list[int], list[int], int]]:
-    """Each piece alone, and against the one that brings the change nearest to the middle of [least, most]."""
-    aim = (least + most) // 2
-    options: list[tuple[list[int], list[int], int]] = []
-    for load, piece in _some(gives, 32):
-        options.append(([piece], [], load))
-        at = bisect_left(takes, (load - aim, -1))
+Option = tuple[
+    int, int, list[int], list[int]
+]  # beyond [least, most], change of load, pieces to go, to come back
+
+
+def _pairs(gives: Pieces, takes: Pieces, least: int, most: int, bar: int) -> list[Option]:
+    """Each piece alone; if none will do, against the one that brings the change nearest to the middle."""
+    few = _some(gives, 32)
+    alone: list[Option] = [(max(least - load, load - most, 0), load, [piece], []) for load, piece in few]
+    options = [option for option in alone if option[0] < bar]
+    if any(option[0] == 0 for option in options):
+        return options
+    middle = (least + most) // 2
+    for load, piece in few:
+        at = bisect_left(takes, (load - middle, -1))
         for other, partner in takes[max(at - 1, 0) : at + 1]:
-            options.append(([piece], [partner], load - other))
+            change = load - other
+            after = max(least - change, change - most, 0)
+            if after < bar:
+                options.append((after, change, [piece], [partner]))
     return options
 
 
-def _sets(gives: Pieces, takes: Pieces, least: int, most: int) -> list[tuple[list[int], list[int], int]]:
+def _sets(gives: Pieces, takes: Pieces, least: int, most: int, bar: int) -> list[Option]:
     """Each piece of one rank against as many of the other, largest first, as the change wants."""
     options = []
-    aim = least if least <= most else (least + most) // 2
+    low, high = (least, most) if least <= most else ((least + most) // 2,) * 2
     for load, piece in _some(gives, 8):
-        held, back = _filling(takes, load - aim)
-        options.append(([piece], back, load - held))
-    aim = most if least <= most else aim
+        held, back = _filling(takes, load - low)
+        options.append((load - held, [piece], back))
     for load, piece in _some(takes, 8):
-        held, go = _filling(gives, load + aim)
-        options.append((go, [piece], held - load))
-    return options
+        held, go = _filling(gives, load + high)
+        options.append((held - load, go, [piece]))
+    rated = [(max(least - change, change - most, 0), change, go, back) for change, go, back in options]
+    return [option for option in rated if option[0] < bar]
 
 
 def _some(pieces: Pieces, count: int) -> Pieces:
@@ -170,7 +180,7 @@ def _divide(bench: Bench, hot: int) -> bool:
             if tokens < degree:
                 continue
             share = -(-tokens // degree)
-            fixed, slope = int(job.fixed_SG[piece, g]), int(job.slope_G[g])
+            fixed, slope = bench.heads[piece] // degree, job.slopes[g]
             total = held - bench.load[piece] + fixed * degree + slope * tokens
             # Even shares may overflow a host; pouring levels them, but for the heads' part.
             reached = max(bench.goal, -(-total // degree), bench.load_R[hosts[-1]] + fixed + slope)
