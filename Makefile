@@ -24,7 +24,11 @@ types: .venv/installed
 	$(BIN)/mypy
 
 bench: .venv/installed
+	$(BIN)/python scripts/bench_planner.py
 	$(BIN)/python scripts/bench_step.py
+	$(BIN)/python scripts/bench_attention.py
+	$(BIN)/knapformer train run.dir=runs/bench
+	$(BIN)/python scripts/score_digits.py runs/bench
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -62,6 +62,8 @@ def prepare_ahead(
             samples, batch, plans, local.state, int(lost), local.reports, read - begin, planned - read
         )
 
+    if steps < 1:
+        return
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         coming: Future[Prepared | None] = thread.submit(prepare)
         for number in range(steps):
