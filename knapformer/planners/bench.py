@@ -228,7 +228,8 @@ class Bench:
 
     def _path_to_room(self, hot: int, roof: int) -> list[tuple[int, int]]:
         """(giving shard, taking shard) from rank to rank; breadth first, so the path is a shortest one."""
-        if all(self.load_R[r] >= roof or r == hot for r in self.blocks[self.block_R[hot]]):
+        block = self.blocks[self.block_R[hot]]
+        if not any(self.load_R[r] < roof and self.tokens_R[r] < self.cap and r != hot for r in block):
             return []
         came: dict[int, tuple[int, int]] = {hot: (-1, -1)}
         queue, seen = deque([hot]), set()

@@ -35,11 +35,12 @@ def plan_elastic(
     if max(job.home_load_R) <= job.goal and max(job.home_tokens_R) <= job.cap:
         return plan_home(len_S, home_S, ranks=ranks)
     best = _search(job)
+    if best and max(best.load_R) <= job.goal:
+        return _plan(best, home_S)
     plans = [_plan(best, home_S)] if best else []
-    if best is None or max(best.load_R) > best.goal:
-        plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
+    plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
     able = [plan for plan in plans if plan.peak_tokens() <= job.cap]
-    return min(able, key=lambda plan: plan.seconds(cost)) if able else None
+    return min(able, key=lambda plan: plan.seconds(cost), default=None)
 
 
 def _search(job: Job) -> Bench | None:
@@ -110,8 +111,8 @@ def _degrees(job: Job, most: int, heads: int) -> tuple[np.ndarray, int]:
     len_S, heads_S = job.len_S[long], job.heads_S[long]
     share_SG, fixed_SG = -(-len_S[:, None] // degree_G), heads_S[:, None] // degree_G
     each_SG = fixed_SG + slope_G * share_SG
-    each_SG[degree_G > len_S[:, None]] = np.iinfo(np.int64).max
-    fits_SG = (each_SG <= most) & (fixed_SG <= heads) & (share_SG <= job.cap)
+    each_SG[(degree_G > len_S[:, None]) | (share_SG > job.cap)] = np.iinfo(np.int64).max
+    fits_SG = (each_SG <= most) & (fixed_SG <= heads)
     choice_S[long] = g_S = np.where(fits_SG.any(1), fits_SG.argmax(1), each_SG.argmin(1))
     split = int((heads_S + slope_G[g_S] * len_S).sum())
     return choice_S, sum(job.home_load_R) - int(job.whole_S[long].sum()) + split

@@ -128,7 +128,7 @@ def _fill(bench: Bench, pool: list[int]) -> bool:
     """Costliest first, best fit; what fits nowhere goes where most room is, and shards make way."""
     if not pool:
         return True
-    shelves = Shelves(bench)
+    shelves, dry = Shelves(bench), set()
     for piece in sorted(pool, key=lambda p: (-bench.load[p], p)):
         rank = shelves.best_fit(piece)
         if rank < 0:
@@ -137,7 +137,10 @@ def _fill(bench: Bench, pool: list[int]) -> bool:
             return False
         bench.touched.clear()
         bench.put(piece, rank)
-        bench.pour(rank, bench.goal, bench.goal)
+        # Filling takes room away only: where pouring has failed it will again.
+        over = bench.load_R[rank] > bench.goal and bench.block_R[rank] not in dry
+        if over and not bench.pour(rank, bench.goal, bench.goal):
+            dry.add(bench.block_R[rank])
         shelves.update(bench.touched)
     return True
 

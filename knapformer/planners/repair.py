@@ -68,8 +68,10 @@ def _swap(bench: Bench, hot: int, cool: int, excess: int) -> bool:
     capped = bench.tokens_R[hot] + bench.tokens_R[cool] > bench.cap
     best: tuple[int, int, list[int], list[int]] | None = None
     for options in (_pairs, _sets):
-        for after, change, go, back in options(gives, takes, least, most, bar):
-            if bench.hedged and after < bar:
+        for after, change, go, back in sorted(options(gives, takes, least, most, bar)):
+            if after >= bar:
+                break
+            if bench.hedged:
                 after = _excess_after(bench, hot, cool, go, back, change)
             if after >= bar or (capped and not _fits(bench, go, back, hot, cool)):
                 continue
@@ -109,7 +111,7 @@ Option = tuple[
 
 def _pairs(gives: Pieces, takes: Pieces, least: int, most: int, bar: int) -> list[Option]:
     """Each piece alone; if none will do, against the one that brings the change nearest to the middle."""
-    few = _some(gives, 32)
+    few = _some(gives, 12)
     alone: list[Option] = [(max(least - load, load - most, 0), load, [piece], []) for load, piece in few]
     options = [option for option in alone if option[0] < bar]
     if any(option[0] == 0 for option in options):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from knapformer import RoutingPlan, WorkloadModel, plan_micro_steps, plan_routes
+from knapformer.layout import split_degrees
 from tests.knapformer.batches import COST, batches, is_partition
 
 LINEAR = WorkloadModel(linear=1.0, quadratic=0.0)
@@ -116,7 +117,8 @@ def test_a_batch_that_one_step_cannot_hold_says_how_to_go_on():
 @pytest.mark.parametrize("layout", ["none", "g1n1", "elastic"])
 def test_micro_steps_are_one_partition_under_the_cap(layout, batch):
     lens, homes, ranks = batch
-    cap = int(lens.max(initial=1)) + 1
+    widest = split_degrees(24, ranks, 8)[-1] if layout == "elastic" else 1
+    cap = -(-int(lens.max(initial=1)) // widest)  # the least that is not refused
     plans = plan_micro_steps(lens, homes, ranks=ranks, layout=layout, heads=24, cost=COST, max_tokens=cap)
     whole = RoutingPlan.of_pieces(
         ranks,
