@@ -18,8 +18,8 @@ from webdataset import TarWriter
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SIZES = ((14, 14), (16, 16), (24, 24), (14, 18), (18, 24), (14, 22), (18, 14), (24, 18), (22, 14))
-CLIP_SIZES = ((24, 24), (28, 24), (24, 28), (32, 32))
-CLIPS, CLIPS_A_SHARD, PICTURES_A_SHARD = 320, 160, 600
+CLIP_HEIGHTS = (20, 24, 28)
+CLIPS, CLIPS_A_SHARD, PICTURES_A_SHARD = 480, 160, 600
 FRAMES, FPS = 8, 8
 MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 
@@ -67,14 +67,16 @@ def pictures(seed: int) -> Iterator[dict[str, str | bytes]]:
 
 
 def clips(seed: int) -> Iterator[dict[str, str | bytes]]:
-    """One or two digits crossing a dark frame in a straight line."""
+    """A digit crossing a dark frame that is half as long again as high, or two side by side in step."""
     generator = np.random.default_rng((seed, 1))
     images_D88, labels_D = scans()
     for number in range(CLIPS):
-        width, height = CLIP_SIZES[generator.integers(len(CLIP_SIZES))]
-        chosen = generator.choice(len(labels_D), size=1 + number % 2, replace=False).tolist()
+        high = CLIP_HEIGHTS[generator.integers(len(CLIP_HEIGHTS))]
+        chosen = generator.choice(len(labels_D), size=1 + (number % 4 == 3), replace=False).tolist()
         way = list(MOVES)[generator.integers(len(MOVES))]
-        side = min(width, height) * 2 // 3 if len(chosen) == 1 else min(width, height) // 2
+        side = high * 5 // 6
+        along, across = (high * 3 // 2, high) if len(chosen) == 1 else (high, 2 * side)
+        width, height = (along, across) if MOVES[way][0] else (across, along)
         digits = [np.asarray(enlarged(images_D88[index], (side, side))) for index in chosen]
         frames = [draw_frame(digits, (width, height), way, step / (FRAMES - 1)) for step in range(FRAMES)]
         names = " and ".join(f"a {WORDS[labels_D[index]]}" for index in chosen)
