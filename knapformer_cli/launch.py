@@ -1,5 +1,6 @@
 """From overrides to a running job; what a user can get wrong is checked here, before any rank starts."""
 
+import fcntl
 import importlib.util
 import logging
 import os
@@ -8,6 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress
@@ -157,16 +159,32 @@ def check_packages() -> None:
 
 
 def write_run_folder(config: Config) -> Path:
-    """Create RUN with its config.yaml; ValueError where that cannot be written."""
+    """Create RUN with its config.yaml; ValueError where that cannot be written, or another job is in it."""
     folder = Path(config.run.dir)
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
+        hold_run_folder(folder)
         fresh = folder / ".config.yaml"
         fresh.write_text(to_yaml(config))
         fresh.replace(folder / "config.yaml")
     except OSError as error:
         raise ValueError(f"run.dir {folder} cannot be written: {error.strerror}") from error
     return folder / "config.yaml"
+
+
+def hold_run_folder(folder: Path) -> None:
+    """Keep other jobs out of RUN until this process ends; ValueError when one is in it."""
+    lock = (folder / ".lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ValueError(
+            f"run.dir {folder} is in use by another job; wait for it or choose another"
+        ) from error
+    _held.append(lock)
+
+
+_held: list[TextIO] = []  # an open file is a held lock
 
 
 def start(config: Config) -> int:

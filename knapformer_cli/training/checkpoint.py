@@ -8,6 +8,8 @@ only folders that hold what their marker says.
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from knapformer_cli.training.parallel import SharedError
 
 MARKER = "COMPLETE"
 _WRAPPER = "_checkpoint_wrapped_module."  # in parameter names under activation checkpointing
@@ -96,7 +101,8 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    dcp.save(_tensors(model, optimizer, average), checkpoint_id=partial)
+    with _in_words(f"checkpoint {final} cannot be written"):
+        dcp.save(_tensors(model, optimizer, average), checkpoint_id=partial)
     if first:
         (partial / "config.yaml").write_text(config_yaml)
         (partial / "state.json").write_text(json.dumps(asdict(progress)))
@@ -114,7 +120,8 @@ def save(
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]) -> None:
     """Fill model, optimizer and averaged weights in place (collective), however many ranks saved them."""
     state = _tensors(model, optimizer, average)
-    dcp.load(state, checkpoint_id=path)
+    with _in_words(f"checkpoint {path} cannot be read"):
+        dcp.load(state, checkpoint_id=path)
     set_state_dict(
         model,
         optimizer,
@@ -127,7 +134,18 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
 def load_average(path: Path, model: nn.Module) -> None:
     """Fill an unsharded model with a checkpoint's averaged weights, in one process without a group."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    dcp.load({"average": weights}, checkpoint_id=path, no_dist=True)
+    with _in_words(f"checkpoint {path} cannot be read"):
+        dcp.load({"average": weights}, checkpoint_id=path, no_dist=True)
+
+
+@contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """Turn what torch.distributed.checkpoint raises on every rank into a sentence with one rank's reason."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (reason, _) = min(error.failures.items())
+        raise SharedError(f"{what}: rank {rank} met {type(reason).__name__}: {reason}") from error
 
 
 def _tensors(

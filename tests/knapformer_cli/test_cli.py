@@ -109,11 +109,15 @@ def test_ctrl_c_ends_every_process_in_seconds_and_leaves_whole_checkpoints(
         check_complete(path)
 
 
-def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path, small: list[str]) -> None:
+def test_a_run_folder_is_one_jobs_and_workers_do_not_outlive_a_killed_launcher(
+    tmp_path: Path, small: list[str]
+) -> None:
     folder = tmp_path / "orphans"
     words = ["train", *small, "training.steps=100000", f"run.dir={folder}"]
     job = subprocess.Popen([*COMMAND, *words], stderr=subprocess.DEVNULL, start_new_session=True)
     assert wait_for(lambda: len(losses(folder)) >= 2, 120)
+    with pytest.raises(ValueError, match="is in use by another job"):
+        prepare([*words[1:], "checkpoint.resume=auto"])
     job.kill()
     job.wait()
     assert wait_for(lambda: not processes_of(folder), 10), processes_of(folder)
