@@ -4,6 +4,7 @@ S sequences, G degrees.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from knapformer.planners.placing import place
 from knapformer.planners.repair import even
 from knapformer.planners.static import plan_home, plan_static
 from knapformer.workload import WorkloadModel
+
+# A plan within 1/100 of the bound is not worth more goals than one; others try a few.
+NEAR, ROUNDS = 100, 3
 
 
 def plan_elastic(
@@ -34,13 +38,32 @@ def plan_elastic(
     job = Job.of(len_S, home_S, ranks=ranks, heads=heads, cost=cost, domain=domain, cap=max_tokens)
     if max(job.home_load_R) <= job.goal and max(job.home_tokens_R) <= job.cap:
         return plan_home(len_S, home_S, ranks=ranks)
-    best = _search(job)
+    best = _multifit(job)
     if best and max(best.load_R) <= job.goal:
         return _plan(best, home_S)
     plans = [_plan(best, home_S)] if best else []
     plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
     able = [plan for plan in plans if plan.peak_tokens() <= job.cap]
     return min(able, key=lambda plan: plan.seconds(cost), default=None)
+
+
+def _multifit(job: Job) -> Bench | None:
+    """Search for the goal; where the bound is out of reach, for goals between it and the best so far.
+
+    As MULTIFIT does for scheduling (Coffman, Garey and Johnson, 1978): packing well needs a goal that exists.
+    """
+    best = _search(job)
+    low = job.bound
+    for _ in range(ROUNDS):
+        if best is None or max(best.load_R) <= job.bound + job.bound // NEAR:
+            break
+        goal = (low + max(best.load_R)) // 2
+        again = _search(replace(job, goal=goal))
+        if again and max(again.load_R) < max(best.load_R):
+            best = again
+        if max(best.load_R) > goal:
+            low = goal
+    return best
 
 
 def _search(job: Job) -> Bench | None:

@@ -112,6 +112,18 @@ def test_a_batch_that_one_step_cannot_hold_says_how_to_go_on():
         plan_routes([60, 60, 60], [0, 0, 0], ranks=2, layout="none", heads=2, cost=LINEAR, max_tokens=60)
 
 
+def test_a_batch_is_cut_into_no_more_micro_steps_than_it_needs():
+    # Two steps would have the tokens for it, but no two of the three sequences fit together.
+    plans = plan_micro_steps(
+        [40, 40, 40], [0] * 3, ranks=2, layout="none", heads=2, cost=LINEAR, max_tokens=60
+    )
+    assert [plan.tokens_R().tolist() for plan in plans] == [[40, 0]] * 3
+    plans = plan_micro_steps(
+        [40, 40, 40], [0] * 3, ranks=2, layout="elastic", heads=2, cost=LINEAR, max_tokens=60
+    )
+    assert len(plans) == 1 and plans[0].peak_tokens() == 60
+
+
 @settings(max_examples=200, deadline=None)
 @given(batches(max_ranks=12))
 @pytest.mark.parametrize("layout", ["none", "g1n1", "elastic"])

@@ -35,9 +35,9 @@ def test_only_bags_that_could_hold_a_sequence_when_empty_are_asked():
 
 
 def test_occupancy_is_relative_to_the_size_of_the_bag():
-    # Mean 5: 9 -> the pair (4.5 a rank), 4 and 4 -> ranks 0 and 1, 3 -> rank 0 (4 < 4.5, lower rank).
-    plan = plan_routes([9, 4, 4, 3], [0] * 4, ranks=4, layout="g1n2+g2n1", heads=4, cost=LINEAR)
-    assert [hosts_of(plan, s) for s in range(4)] == [[2, 3], [0], [1], [0]]
+    # Mean 10: 18 -> the pair (9 a rank), 10 and 10 -> ranks 0 and 1, 2 -> the pair (9 < 10).
+    plan = plan_routes([18, 10, 10, 2], [0] * 4, ranks=4, layout="g1n2+g2n1", heads=4, cost=LINEAR)
+    assert [hosts_of(plan, s) for s in range(4)] == [[2, 3], [0], [1], [2, 3]]
 
 
 def test_what_no_bag_can_hold_goes_to_the_largest_kind():
