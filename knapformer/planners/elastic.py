@@ -80,8 +80,8 @@ def _search(job: Job) -> Bench | None:
         shaky = max(0, max(map(bench.excess_of, range(job.ranks))))
         if max(bench.tokens_R) <= job.cap and (best is None or (slow, shaky) < best[0]):
             best = (slow, shaky), bench
-        # Later candidates split more: worth it to be in time, not for the hedge alone.
-        if best and best[0][0] == 0 and (best[0][1] == 0 or turn >= 5):
+        # Later candidates split more: worth it to be in time, not for the hedge alone, nor for its time.
+        if best and best[0][0] == 0 and (best[0][1] == 0 or turn * max(64, job.ranks) >= 5 * 64):
             break
     return best[1] if best else None
 
