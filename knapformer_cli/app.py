@@ -24,8 +24,19 @@ Overrides = Annotated[
 ]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("knapformer"))
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback behind an error.")] = False,
 ) -> None:
     if debug:

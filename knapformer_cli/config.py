@@ -121,6 +121,8 @@ def _check_form(override: str) -> None:
     key = override.split("=", 1)[0].lstrip("+~")
     if "=" not in override and not override.startswith("~"):
         raise ValueError(f"{override!r} is no setting; write key=value, for example training.steps=100")
+    if override.endswith("=???"):
+        raise ValueError(f"{override} says that the value is missing; give one, or leave the key out")
     if key == "hydra" or key.startswith("hydra."):
         raise ValueError(f"{override!r} touches hydra's own settings, which this program does not use")
 
@@ -135,7 +137,8 @@ def _parse(overrides: Sequence[str]) -> list[Any]:
             parsed += OverridesParser.create().parse_overrides([override])
         except OverrideParseException as error:
             detail = _first_line(error.__cause__ or error)
-            raise ValueError(f"{override!r} cannot be read as key=value: {detail}") from error
+            hint = "values with spaces, braces, quotes or commas need quotes of their own: 'run.dir=\"a b\"'"
+            raise ValueError(f"{override!r} cannot be read as key=value ({detail}); {hint}") from error
     return parsed
 
 
@@ -215,6 +218,9 @@ def _first_line(error: BaseException) -> str:
 
 def _check_ranges(config: Config) -> None:
     """Refuse values that no run can mean; what needs data or devices is checked by the launcher."""
+    for key, value in _flat(config).items():
+        if isinstance(value, float | int) and not abs(value) < 2**63:  # nan too
+            raise ValueError(f"{key} is {value}; it must be a finite number below 2^63")
     t, o, s = config.training, config.optimizer, config.scheduler
     at_least = {
         "training.steps": (t.steps, 1),
@@ -233,6 +239,8 @@ def _check_ranges(config: Config) -> None:
         "balancer.domain": (config.balancer.domain, 1),
         "scheduler.warmup": (s.warmup, 0),
         "optimizer.clip": (o.clip, 0),
+        "balancer.gamma": (config.balancer.gamma, 0),
+        "sampling.guidance": (config.sampling.guidance, 0),
         "optimizer.weight_decay": (o.weight_decay, 0),
     }
     for key, (value, least) in at_least.items():
@@ -249,10 +257,16 @@ def _check_ranges(config: Config) -> None:
     for key, (number, low, high) in inside.items():
         if not low <= number <= high:
             raise ValueError(f"{key} is {number}; it must lie between {low} and {high}")
-    if not o.lr > 0:
-        raise ValueError(f"optimizer.lr is {o.lr}; it must be greater than 0")
-    if not t.flow.std > 0:
-        raise ValueError(f"training.flow.std is {t.flow.std}; it must be greater than 0")
+    positive = {
+        "optimizer.lr": o.lr,
+        "optimizer.eps": o.eps,
+        "training.flow.std": t.flow.std,
+        "sampling.fps": config.sampling.fps,
+        "launch.peak_tflops": 1.0 if config.launch.peak_tflops is None else config.launch.peak_tflops,
+    }
+    for key, number in positive.items():
+        if number <= 0:
+            raise ValueError(f"{key} is {number}; it must be greater than 0")
     one_of = {
         "scheduler.decay": (s.decay, ("constant", "cosine", "linear")),
         "parallel.dtype": (config.parallel.dtype, ("auto", "float32", "bfloat16")),

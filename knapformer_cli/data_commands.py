@@ -7,5 +7,11 @@ from data.demo import make_demo
 
 def demo_command(out: Path, seed: int) -> None:
     """Write the demo set and say what was written."""
-    for path in make_demo(out, seed):
+    if seed < 0:
+        raise ValueError(f"--seed is {seed}; it must be at least 0")
+    try:
+        written = make_demo(out, seed)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror}") from error
+    for path in written:
         print(f"{path}  {path.stat().st_size / 1e6:.2f} MB")

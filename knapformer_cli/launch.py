@@ -14,11 +14,11 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import Progress
 
-from data.config import DataConfig
+from data.config import DataConfig, check_config
 from data.demo import make_demo
 from data.loader import Loader
 from data.manifest import Manifest, open_manifest
-from knapformer import check_layout
+from knapformer import check_layout, choose_kernel
 from knapformer_cli.config import check_same_run, compose, expand_sweep, to_yaml
 from knapformer_cli.schema import Config
 from knapformer_cli.training.checkpoint import complete_checkpoints, find_checkpoint, read_progress
@@ -102,6 +102,7 @@ def check_settings(config: Config) -> None:
     """Raise ValueError for the first setting that cannot work on this many ranks; reads no data."""
     check_packages()
     check_model(config.model)
+    check_config(config.data)
     c, b, s = config.data, config.balancer, config.sampling
     if c.max_text > config.model.text.max_bytes:
         raise ValueError(
@@ -114,6 +115,8 @@ def check_settings(config: Config) -> None:
             raise ValueError(
                 f"sampling.{key} of {height}x{width} pixels has no patch of data.patch={c.patch}"
             )
+    if config.launch.device == "cpu":
+        choose_kernel(b.kernel, "cpu")
     if config.launch.port:
         check_port(config.launch.port)
 
@@ -138,7 +141,8 @@ def _index(config: DataConfig) -> Manifest:
     if config.demo and not Path(config.demo).exists():
         Console(stderr=True).print(f"making the demo set in {config.demo}", highlight=False)
         make_demo(Path(config.demo))
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("indexing shards", total=None)
         return open_manifest(
             config, progress=lambda done, total: bar.update(task, completed=done, total=total)
@@ -196,7 +200,9 @@ def start(config: Config) -> int:
     path, ranks = write_run_folder(config), config.launch.ranks or 1
     os.environ.update(PYTHONSAFEPATH="1", OMP_NUM_THREADS=str(config.parallel.threads))
     quiet = dict.fromkeys(range(1, ranks), Std.ALL)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # failures are told below
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told below, in words
     job = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

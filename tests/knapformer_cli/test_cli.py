@@ -38,9 +38,16 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in read_metrics(folder / "metrics.jsonl")]
 
 
-def processes_of(folder: Path) -> list[str]:
-    found = subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True)
-    return found.stdout.split()
+def processes_of(folder: Path) -> list[int]:
+    """Every living process that names the folder on its command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder) in process.read_text() and process.parent.name != str(os.getpid()):
+                found.append(int(process.parent.name))
+        except OSError:  # it ended meanwhile
+            continue
+    return found
 
 
 def wait_for(condition, seconds: float) -> bool:
@@ -84,7 +91,7 @@ def test_killed_and_resumed_logs_bit_for_bit_the_same_losses(
     job = subprocess.Popen([*COMMAND, *words], stderr=subprocess.DEVNULL, start_new_session=True)
     assert wait_for(lambda: len(losses(folder)) >= 10, 120)
     for process in processes_of(folder):  # launcher and workers at once, as when a node goes down
-        os.kill(int(process), signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
     job.wait()
     assert len(losses(folder)) < 20
     done = run(*words)

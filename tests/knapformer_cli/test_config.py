@@ -21,7 +21,13 @@ MISTAKES = {
     "training.steps=0": "training.steps is 0; it must be at least 1",
     "training.seed=-1": "training.seed is -1; it must be at least 0",
     "training.caption_dropout=2": "training.caption_dropout is 2.0; it must lie between 0 and 1",
-    "optimizer.lr=nan": "optimizer.lr is nan",
+    "optimizer.lr=nan": "optimizer.lr is nan; it must be a finite number",
+    "sampling.guidance=inf": "sampling.guidance is inf; it must be a finite number",
+    "training.seed=99999999999999999999": "it must be a finite number below 2^63",
+    "optimizer.eps=-1": "optimizer.eps is -1.0; it must be greater than 0",
+    "balancer.gamma=-1": "balancer.gamma is -1.0; it must be at least 0",
+    "training.steps=???": "training.steps=??? says that the value is missing",
+    "run.dir=a b{c": "need quotes of their own",
     "optimizer.lr=1e-3,1e-4": "add --sweep",
     "scheduler.decay=stepwise": "scheduler.decay is 'stepwise'; it must be one of constant, cosine, linear",
     "sampling.clips=[1,2]": "sampling.clips is [1, 2]; it must be 3 numbers",
@@ -102,6 +108,8 @@ SETTINGS = {
     "balancer.layout=bags": "is not gXnY",
     "model.heads=3": "model.width=128 is not a multiple of model.heads=3",
     "data.max_text=100000": "data.max_text is 100000",
+    "data.patch=0": "data.patch=0 must be at least 1",
+    "balancer.kernel=flash9": "'flash9' is not one of auto",
     "sampling.pictures=[1,1]": "has no patch of data.patch",
 }
 
@@ -109,7 +117,7 @@ SETTINGS = {
 @pytest.mark.parametrize("override", SETTINGS)
 def test_settings_that_cannot_work_are_refused_before_data_is_read(override: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
-        check_settings(compose(["launch.ranks=2", override]))
+        check_settings(compose(["launch.ranks=2", "launch.device=cpu", override]))
     assert SETTINGS[override] in str(caught.value)
 
 
