@@ -181,9 +181,10 @@ def _explain(error: BaseException, overrides: Sequence[str]) -> str:
     text = "\n".join(str(e) for e in chain)
     for override, parsed in zip(overrides, _parse(overrides), strict=True):
         key = str(parsed.key_or_group)
-        if key in GROUPS and (f"'{key}/" in text or "Config group override" in text):
+        no_name = "Config group override" in text and not isinstance(parsed.value(), str)
+        if key in GROUPS and (f"'{key}/" in text or no_name):
             return f"{key}={parsed.value()} is no choice; use one of {', '.join(_choices(key))}"
-        if f"full_key: {key}" in text and _known(key):
+        if re.search(rf"full_key: {re.escape(key)}$", text, re.MULTILINE) and _known(key):
             return f"{override} has the wrong type: {_first_line(chain[-1])}"
         if key not in GROUPS and not _known(key):
             return f"{key} is no key of the configuration{_suggest(key)}"

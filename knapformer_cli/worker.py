@@ -32,7 +32,7 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
         config = _share(store, rank, lambda: config_on_rank_0(ranks))
         with distributed_world(config.launch, config.parallel.threads, store, rank, ranks) as world:
             train(config, world)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: a disk that is full or gone
         if os.environ.get(DEBUG):
             traceback.print_exc()
         elif rank == 0 or not isinstance(error, SharedError):

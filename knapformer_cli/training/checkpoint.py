@@ -69,6 +69,8 @@ def check_complete(path: Path) -> Path:
         size_of = json.loads((path / MARKER).read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path / MARKER} is damaged: {error}") from error
+    if not isinstance(size_of, dict):
+        raise ValueError(f"{path / MARKER} is damaged: it holds no sizes by file name")
     for name, size in size_of.items():
         found = (path / name).stat().st_size if (path / name).is_file() else None
         if found != size:
@@ -146,6 +148,8 @@ def _in_words(what: str) -> Iterator[None]:
     except CheckpointException as error:
         rank, (reason, _) = min(error.failures.items())
         raise SharedError(f"{what}: rank {rank} met {type(reason).__name__}: {reason}") from error
+    except Exception as error:  # damaged metadata fails with whatever its unpickling meets
+        raise SharedError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _tensors(

@@ -125,8 +125,11 @@ class Trainer:
             f"{self.folder}: {count / 1e6:.1f} M parameters, {w.ranks} ranks on {w.device.type}, "
             f"layout {b.layout}, attention by {self.kernel.name}"
         )
-        if self.progress.step:
-            self._say(f"resumed at step {self.progress.step} of {self.config.training.steps}")
+        done, steps = self.progress.step, self.config.training.steps
+        if done >= steps:
+            self._say(f"nothing to do: the run is at step {done}, and training.steps is {steps}")
+        elif done:
+            self._say(f"resumed at step {done} of {steps}")
 
     def edit(self, samples: list[Sample]) -> list[Sample]:
         """What training does to samples before their lengths are known."""

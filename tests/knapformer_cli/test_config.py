@@ -34,6 +34,9 @@ MISTAKES = {
     "model=huge": "model=huge is no choice; use one of base,",
     "training=5": "training=5 is no choice",
     "experiment=nope": "experiment=nope is no choice",
+    "data=shards experiment=null": "experiment=None is no choice",
+    "data=shards data.sources.a.weight=x": "data.sources.a.weight=x has the wrong type",
+    "data=shards data.sources.a.wieght=1": "data.sources.a.wieght is no key",
     "--steps": "--steps is no option",
     "-x": "-x is no option",
     "steps": "write key=value",
@@ -45,7 +48,7 @@ MISTAKES = {
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_is_one_sentence_that_names_it(override: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
-        compose([override])
+        compose(override.split() if override.startswith("data=") else [override])
     text = str(caught.value)
     assert MISTAKES[override] in text
     assert "\n" not in text
