@@ -20,7 +20,7 @@ from data.loader import Loader
 from data.manifest import Manifest, open_manifest
 from knapformer import check_layout, choose_kernel
 from knapformer_cli.config import check_same_run, compose, expand_sweep, to_yaml
-from knapformer_cli.schema import Config
+from knapformer_cli.schema import Config, LaunchConfig
 from knapformer_cli.training.checkpoint import complete_checkpoints, find_checkpoint, read_progress
 from knapformer_cli.worker import USER_ERROR, run_worker
 from models.config import check_model
@@ -40,6 +40,7 @@ def train_as_rank(overrides: Sequence[str]) -> None:
             raise ValueError(
                 f"launch.ranks is {config.launch.ranks}, but torchrun started {ranks} ranks; leave it unset"
             )
+        choose_device(config.launch)
         config.launch.ranks = ranks
         check_settings(config)
         check_data(config)
@@ -81,21 +82,26 @@ def train_sweep(overrides: Sequence[str], dry_run: bool) -> None:
 def resolve(overrides: Sequence[str]) -> Config:
     """The configuration with what this machine decides: device and number of ranks."""
     config = compose(overrides)
-    import torch
-
-    gpus = torch.cuda.device_count()
-    launch = config.launch
-    if launch.device == "auto":
-        launch.device = "cuda" if gpus else "cpu"
-    if launch.device == "cuda" and not gpus:
-        raise ValueError("launch.device is cuda, and this machine shows no GPU; use launch.device=cpu")
+    gpus, launch = choose_device(config.launch), config.launch
     if launch.ranks is None:
-        launch.ranks = gpus if launch.device == "cuda" else 2
+        launch.ranks = gpus or 2
     if launch.device == "cuda" and launch.ranks > gpus:
         raise ValueError(
             f"launch.ranks is {launch.ranks}, and this machine has {gpus} GPUs; a GPU holds one rank"
         )
     return config
+
+
+def choose_device(launch: LaunchConfig) -> int:
+    """Settle launch.device and return its number of GPUs, 0 for the CPU; ValueError for cuda without a GPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if launch.device == "auto":
+        launch.device = "cuda" if gpus else "cpu"
+    if launch.device == "cuda" and not gpus:
+        raise ValueError("launch.device is cuda, and this machine shows no GPU; use launch.device=cpu")
+    return gpus if launch.device == "cuda" else 0
 
 
 def check_settings(config: Config) -> None:
