@@ -6,6 +6,7 @@ BIN := .venv/bin
 
 # Reinstalls only when the dependencies change; the package itself is installed in place.
 .venv/installed: pyproject.toml constraints.txt
+	@echo 'installing into .venv: about 2 GB, a few minutes'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

@@ -107,10 +107,11 @@ def decode_ahead(config: DataConfig, parts: Iterator[list[Ref]]) -> Iterator[lis
 
 
 def worker_context() -> Any:
-    """Never fork: a parent that has decoded video or runs threads leaves locks shut in its children."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["data.loader"])
-    return context
+    """Never fork: a parent that has decoded video, or holds threads, would leave locks shut in its children.
+
+    Nor forkserver: its workers watch the server instead of the trainer, and outlive a trainer that is killed.
+    """
+    return multiprocessing.get_context("spawn")
 
 
 def start_worker(worker: int) -> None:

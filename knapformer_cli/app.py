@@ -99,6 +99,8 @@ def main() -> None:
     """Run the command line; a user's error is one sentence and exit code 2."""
     try:
         app()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ValueError as error:
         if os.environ.get("KNAPFORMER_DEBUG"):
             raise

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from knapformer_cli.schema import Config
 
@@ -69,7 +70,7 @@ def load_config(path: Path) -> Config:
         raise ValueError(f"{path} does not exist; a run folder holds the config.yaml of its run")
     try:
         return from_yaml(path.read_text())
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ValueError(f"{path} is no configuration of this version: {_first_line(error)}") from error
 
 

@@ -93,7 +93,7 @@ def resolve(overrides: Sequence[str]) -> Config:
 
 
 def choose_device(launch: LaunchConfig) -> int:
-    """Settle launch.device and return its number of GPUs, 0 for the CPU; ValueError for cuda without a GPU."""
+    """Settle launch.device and return its GPUs, 0 for the CPU; ValueError for cuda without a GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -205,6 +205,10 @@ def start(config: Config) -> int:
 
     path, ranks = write_run_folder(config), config.launch.ranks or 1
     os.environ.update(PYTHONSAFEPATH="1", OMP_NUM_THREADS=str(config.parallel.threads))
+    # What a decoding process held when it was ended goes with it; its tracker need not say so.
+    os.environ["PYTHONWARNINGS"] = ",".join(
+        filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"])
+    )
     quiet = dict.fromkeys(range(1, ranks), Std.ALL)
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed.elastic"):
@@ -235,7 +239,8 @@ def start(config: Config) -> int:
         return USER_ERROR if failure.exitcode == USER_ERROR else 1
     except (SignalException, KeyboardInterrupt) as error:
         console.show_cursor()  # a progress bar that was killed hides it
-        console.print(f"interrupted; {_resume_hint(path.parent)}", markup=False, highlight=False)
+        hint = _resume_hint(path.parent)
+        console.print(f"interrupted; {hint}", markup=False, highlight=False, soft_wrap=True)
         return 128 + int(getattr(error, "sigval", 2))
     console.print(f"done: {path.parent}", highlight=False)
     return 0

@@ -43,6 +43,14 @@ def sample_command(
     for name, value in (("--frames", frames), ("--count", count), ("--steps", 1 if steps is None else steps)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed is {seed}; it must be at least 0 and below 2^63")
+    if guidance is not None and not 0 <= guidance < 1e6:
+        raise ValueError(f"--guidance is {guidance}; it must be at least 0")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror}") from error
     device = _device(device_name)
     config, model = load_denoiser(checkpoint, device)
     s, default = config.sampling, config.sampling.pictures if frames == 1 else config.sampling.clips[1:]

@@ -8,6 +8,7 @@ only folders that hold what their marker says.
 
 import json
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -52,7 +53,10 @@ def find_checkpoint(resume: str, folder: Path) -> Path | None:
         return None
     if resume == "auto":
         found = complete_checkpoints(folder)
-        return check_complete(found[-1]) if found else None
+        try:
+            return check_complete(found[-1]) if found else None
+        except ValueError as error:
+            raise ValueError(f"{error}; remove it to go on from the one before, or name another") from error
     return check_complete(Path(resume))
 
 
@@ -62,12 +66,15 @@ def check_complete(path: Path) -> Path:
     if newest:
         return check_complete(newest[-1])
     if not path.is_dir():
-        raise ValueError(f"{path} does not exist; name a checkpoint folder or a run folder")
+        state = "is no folder" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {state}; name a checkpoint folder or a run folder")
+    if (path / "config.yaml").is_file() and not (path / "state.json").exists():
+        raise ValueError(f"{path} is a run folder without a complete checkpoint")
     if not (path / MARKER).is_file():
         raise ValueError(f"{path} is no complete checkpoint: {MARKER} is missing, so its save never ended")
     try:
         size_of = json.loads((path / MARKER).read_text())
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{path / MARKER} is damaged: {error}") from error
     if not isinstance(size_of, dict):
         raise ValueError(f"{path / MARKER} is damaged: it holds no sizes by file name")
@@ -82,7 +89,7 @@ def check_complete(path: Path) -> Path:
 def read_progress(path: Path) -> Progress:
     try:
         return Progress(**json.loads((path / "state.json").read_text()))
-    except (json.JSONDecodeError, TypeError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"{path / 'state.json'} is damaged: {error}") from error
 
 
@@ -136,7 +143,8 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average
 def load_average(path: Path, model: nn.Module) -> None:
     """Fill an unsharded model with a checkpoint's averaged weights, in one process without a group."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    with _in_words(f"checkpoint {path} cannot be read"):
+    with _in_words(f"checkpoint {path} cannot be read"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant here
         dcp.load({"average": weights}, checkpoint_id=path, no_dist=True)
 
 
@@ -149,7 +157,7 @@ def _in_words(what: str) -> Iterator[None]:
         rank, (reason, _) = min(error.failures.items())
         raise SharedError(f"{what}: rank {rank} met {type(reason).__name__}: {reason}") from error
     except Exception as error:  # damaged metadata fails with whatever its unpickling meets
-        raise SharedError(f"{what}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _tensors(

@@ -35,7 +35,8 @@ class Metrics:
         _forget_after(self.path, start)
         self.file = self.path.open("a", buffering=1)
         self.wandb = self._start_wandb(folder, config, wandb_id)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        # Narrow enough for 80 columns: step, total and remaining time come before the numbers.
+        columns = (BarColumn(bar_width=10), MofNCompleteColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, TextColumn("{task.fields[numbers]}"), console=self.console)
         self.task = self.progress.add_task(
             "training", total=config.training.steps, completed=start, numbers=""
@@ -62,6 +63,10 @@ class Metrics:
             self._guard(lambda: self.wandb.log(known, step=step))
         if not self.console.is_terminal and (step == 1 or step % 20 == 0):
             self.console.print(f"step {step}: {_summary(values)}", highlight=False)
+
+    def busy_with(self, what: str) -> None:
+        """Say in the bar what keeps the next step waiting."""
+        self.progress.update(self.task, numbers=what, refresh=True)
 
     def pictures(self, step: int, paths: list[Path]) -> None:
         """Show sample pictures and clips beside the curves."""
@@ -110,9 +115,16 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The logged steps of a run, oldest first; a line cut by a kill is left out."""
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """The logged steps of a run, oldest first; what a kill left of a line is passed over."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and "step" in row:
+            rows.append(row)
+    return rows
 
 
 def _forget_after(path: Path, step: int) -> None:
@@ -125,6 +137,6 @@ def _forget_after(path: Path, step: int) -> None:
 
 def _summary(v: dict[str, Any]) -> str:
     return (
-        f"loss {v['loss']:.4f}  {v['tokens_per_second']:,.0f} tokens/s  "
+        f"loss {v['loss']:.3f} {v['tokens_per_second']:,.0f} tokens/s "
         f"imbalance {v['work_max_over_mean_before']:.2f} -> {v['work_max_over_mean_after']:.2f}"
     )

@@ -1,5 +1,6 @@
 """One rank's training run: everything is wired here, and the step is short enough to read."""
 
+import math
 import resource
 import sys
 import time
@@ -35,7 +36,7 @@ from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
 from knapformer_cli.training.gallery import save_clips, save_pictures
 from knapformer_cli.training.metrics import Metrics, peak_tflops
 from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
-from knapformer_cli.training.parallel import World, agree, parallelize
+from knapformer_cli.training.parallel import SharedError, World, agree, parallelize
 from knapformer_cli.training.sampling import Size, draw_shared, whole_attention
 from models.codec import PixelCodec
 from models.denoiser import build_denoiser
@@ -54,10 +55,10 @@ def train(config: Config, world: World) -> None:
         for prepared, waited in steps:
             trainer.step(prepared, waited)
             done = trainer.progress.step
-            if _due(done, config.sampling.every) and done < last:
-                trainer.draw()
             if _due(done, config.checkpoint.every) and done < last:
                 trainer.save()
+            if _due(done, config.sampling.every) and done < last:
+                trainer.draw()
         if trainer.progress.step > first:
             trainer.save()
             trainer.draw()
@@ -136,16 +137,20 @@ class Trainer:
         return drop_captions(samples, self.config.training.caption_dropout, self.config.training.seed)
 
     def plan(self, len_S: np.ndarray, home_S: np.ndarray) -> tuple[RoutingPlan, ...]:
-        return plan_micro_steps(
-            len_S,
-            home_S,
-            ranks=self.world.ranks,
-            layout=self.config.balancer.layout,
-            heads=self.config.model.heads,
-            cost=self.cost,
-            domain=self.config.balancer.domain,
-            max_tokens=self.config.training.max_tokens_per_rank,
-        )
+        try:
+            return plan_micro_steps(
+                len_S,
+                home_S,
+                ranks=self.world.ranks,
+                layout=self.config.balancer.layout,
+                heads=self.config.model.heads,
+                cost=self.cost,
+                domain=self.config.balancer.domain,
+                max_tokens=self.config.training.max_tokens_per_rank,
+            )
+        except ValueError as error:  # the same on every rank, in the library's words; a user sets keys
+            words = str(error).replace("max_tokens", "training.max_tokens_per_rank")
+            raise SharedError(words) from error
 
     def step(self, prepared: Prepared, waited: float) -> None:
         """One optimizer step over the global batch."""
@@ -202,13 +207,19 @@ class Trainer:
         shares: list[Any] = [None] * self.world.ranks
         mine = {"loss": loss.item(), **times, "plan": prepared.plan_seconds}
         dist.all_gather_object(shares, mine, group=self.world.cpu_group)
+        total = sum(share["loss"] for share in shares)
+        if not math.isfinite(total):
+            raise SharedError(
+                f"the loss is {total} at step {self.progress.step}; lower optimizer.lr or optimizer.clip, "
+                "and go on from the last checkpoint"
+            )
         if self.metrics is None:
             return
         seconds = {name: max(share[name] for share in shares) for name in times}
         busy_R = np.array([share["busy"] for share in shares])
         batch = prepared.batch
         values = {
-            "loss": sum(share["loss"] for share in shares),
+            "loss": total,
             "grad_norm": norm,
             "lr": lr,
             "tokens": self.progress.tokens,
@@ -269,6 +280,8 @@ class Trainer:
     def draw(self) -> None:
         """Draw the sample prompts with the averaged weights, into RUN/samples (collective)."""
         s, step = self.config.sampling, self.progress.step
+        if self.metrics is not None:
+            self.metrics.busy_with("drawing samples")
         height, width = s.pictures
         frames, clip_height, clip_width = s.clips
         with self.average.applied():

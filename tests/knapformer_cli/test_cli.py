@@ -38,12 +38,23 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in read_metrics(folder / "metrics.jsonl")]
 
 
+def start(folder: Path, *words: str, **options) -> subprocess.Popen[str]:
+    """`knapformer train` into the folder, in a session of its own, with decoding processes."""
+    return subprocess.Popen(
+        [*COMMAND, "train", *words, "data.workers=1", f"run.dir={folder}"],
+        env={**os.environ, "RUN_OF_THIS_TEST": str(folder)},
+        start_new_session=True,
+        text=True,
+        **options,
+    )
+
+
 def processes_of(folder: Path) -> list[int]:
-    """Every living process that names the folder on its command line."""
+    """Every living process that descends from `start`: it has the folder in its environment."""
     found = []
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if str(folder) in process.read_text() and process.parent.name != str(os.getpid()):
+            if f"RUN_OF_THIS_TEST={folder}".encode() in process.read_bytes().split(b"\0"):
                 found.append(int(process.parent.name))
         except OSError:  # it ended meanwhile
             continue
@@ -87,14 +98,14 @@ def test_killed_and_resumed_logs_bit_for_bit_the_same_losses(
     finished: Path, tmp_path: Path, small: list[str]
 ) -> None:
     folder = tmp_path / "killed"
-    words = ["train", *small, "training.steps=20", "checkpoint.every=5", f"run.dir={folder}"]
-    job = subprocess.Popen([*COMMAND, *words], stderr=subprocess.DEVNULL, start_new_session=True)
+    words = [*small, "training.steps=20", "checkpoint.every=5"]
+    job = start(folder, *words, stderr=subprocess.DEVNULL)
     assert wait_for(lambda: len(losses(folder)) >= 10, 120)
     for process in processes_of(folder):  # launcher and workers at once, as when a node goes down
         os.kill(process, signal.SIGKILL)
     job.wait()
     assert len(losses(folder)) < 20
-    done = run(*words)
+    done = run("train", *words, f"run.dir={folder}")
     assert done.returncode == 0, done.stderr
     assert losses(folder) == losses(finished)
 
@@ -103,15 +114,16 @@ def test_ctrl_c_ends_every_process_in_seconds_and_leaves_whole_checkpoints(
     tmp_path: Path, small: list[str]
 ) -> None:
     folder = tmp_path / "interrupted"
-    words = ["train", *small, "training.steps=100000", "checkpoint.every=1", f"run.dir={folder}"]
-    job = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    job = start(folder, *small, "training.steps=100000", "checkpoint.every=1", stderr=subprocess.PIPE)
     assert wait_for(lambda: len(losses(folder)) >= 3, 120)
     os.killpg(job.pid, signal.SIGINT)  # what a terminal sends: to the launcher and to all it started
     _, said = job.communicate(timeout=20)
     assert job.returncode == 128 + signal.SIGINT
     assert "interrupted; last complete checkpoint: 00000000" in said
     assert "Traceback" not in said
-    assert wait_for(lambda: not processes_of(folder), 5), processes_of(folder)
+    assert "Warning" not in said
+    assert "death signal" not in said
+    assert wait_for(lambda: not processes_of(folder), 15), processes_of(folder)
     for path in complete_checkpoints(folder / "checkpoints"):
         check_complete(path)
 
@@ -120,14 +132,14 @@ def test_a_run_folder_is_one_jobs_and_workers_do_not_outlive_a_killed_launcher(
     tmp_path: Path, small: list[str]
 ) -> None:
     folder = tmp_path / "orphans"
-    words = ["train", *small, "training.steps=100000", f"run.dir={folder}"]
-    job = subprocess.Popen([*COMMAND, *words], stderr=subprocess.DEVNULL, start_new_session=True)
+    words = [*small, "training.steps=100000"]
+    job = start(folder, *words, stderr=subprocess.DEVNULL)
     assert wait_for(lambda: len(losses(folder)) >= 2, 120)
     with pytest.raises(ValueError, match="is in use by another job"):
-        prepare([*words[1:], "checkpoint.resume=auto"])
+        prepare([*words, "data.workers=1", f"run.dir={folder}"])
     job.kill()
     job.wait()
-    assert wait_for(lambda: not processes_of(folder), 10), processes_of(folder)
+    assert wait_for(lambda: not processes_of(folder), 15), processes_of(folder)
 
 
 def test_a_bare_torchrun_trains_the_same(finished: Path, tmp_path: Path, small: list[str]) -> None:
@@ -221,9 +233,12 @@ def test_an_error_that_only_the_plan_shows_ends_every_rank_with_one_sentence(
     tmp_path: Path, small: list[str]
 ) -> None:
     folder = tmp_path / "capped"
-    done = run("train", *small, "training.max_tokens_per_rank=20", f"run.dir={folder}")
-    refused(done, "20")
-    assert wait_for(lambda: not processes_of(folder), 10)
+    job = start(folder, *small, "training.max_tokens_per_rank=20", stderr=subprocess.PIPE)
+    _, said = job.communicate(timeout=120)
+    assert job.returncode == 2, said
+    assert said.count("error: training.max_tokens_per_rank=20 is below") == 1, said
+    assert "Traceback" not in said
+    assert wait_for(lambda: not processes_of(folder), 15), processes_of(folder)
 
 
 def test_a_damaged_checkpoint_is_refused(finished: Path, tmp_path: Path, small: list[str]) -> None:
