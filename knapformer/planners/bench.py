@@ -6,6 +6,7 @@ S sequences, R ranks, G degrees; a piece is a whole sequence or one shard of a s
 import copy
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,11 +138,13 @@ class Bench:
         twin.shards_R = [list(pieces) for pieces in self.shards_R]
         return twin
 
-    def lay_aside(self) -> list[list[int]]:
-        """Empty all ranks of their whole sequences; returns them by rank."""
-        aside_R, self.wholes_R = self.wholes_R, [[] for _ in self.load_R]
-        self.load_R, self.tokens_R, self.heads_R = ([0] * len(self.load_R) for _ in range(3))
-        return aside_R
+    def lay_aside(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        """Take all whole sequences off ranks that hold no shards; returns them by rank."""
+        aside = {}
+        for rank in ranks:
+            aside[rank], self.wholes_R[rank] = self.wholes_R[rank], []
+            self.load_R[rank] = self.tokens_R[rank] = self.heads_R[rank] = 0
+        return aside
 
     def lift(self, piece: int) -> None:
         """Take the piece off its rank."""

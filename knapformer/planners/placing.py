@@ -17,7 +17,10 @@ def place(bench: Bench, choice_S: np.ndarray) -> bool:
     for seq in long.tolist():
         bench.lift(seq)
     if not len(long):
-        return _fill(bench, _keep(bench, bench.lay_aside()))
+        over = [
+            r for r in range(bench.job.ranks) if bench.load_R[r] > bench.goal or bench.tokens_R[r] > bench.cap
+        ]
+        return _fill(bench, _keep(bench, bench.lay_aside(over)))
     splits = Splits(bench)
     job, g_S = bench.job, choice_S[long]
     total_S = job.heads_S[long] + np.array(job.slopes)[g_S] * job.len_S[long]
@@ -34,7 +37,7 @@ class Splits:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.whole_R, self.whole_heads_R = list(bench.load_R), list(bench.heads_R)
-        self.aside = bench.lay_aside()
+        self.aside = bench.lay_aside(range(bench.job.ranks))
         self.share = sum(bench.job.home_heads_R) * 9 // (8 * bench.job.ranks)
         self.room_B = [sum(bench.goal - self.whole_R[r] for r in block) for block in bench.blocks]
         # Ranks that share a sequence, directly or over others, can level their loads by pouring.
@@ -102,10 +105,10 @@ class Splits:
         return sorted(ranks[:degree])
 
 
-def _keep(bench: Bench, aside_R: list[list[int]]) -> list[int]:
+def _keep(bench: Bench, aside: dict[int, list[int]]) -> list[int]:
     """Let every rank keep its own whole sequences, costliest first, up to goal and cap; the others remain."""
     pool: list[int] = []
-    for rank, kept in enumerate(aside_R):
+    for rank, kept in aside.items():
         room, free = bench.goal - bench.load_R[rank], bench.cap - bench.tokens_R[rank]
         load, tokens = sum([bench.load[p] for p in kept]), sum([bench.tokens[p] for p in kept])
         if load > room or tokens > free:
