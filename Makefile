@@ -28,6 +28,7 @@ bench: .venv/installed
 	$(BIN)/python scripts/bench_planner.py
 	$(BIN)/python scripts/bench_step.py
 	$(BIN)/python scripts/bench_attention.py
+	rm -rf runs/bench
 	$(BIN)/knapformer train run.dir=runs/bench
 	$(BIN)/python scripts/score_digits.py runs/bench
 

@@ -54,10 +54,15 @@ def train(
     ] = False,
 ) -> None:
     """Train a model; without settings, the digits recipe on this machine."""
+    from knapformer_cli.packages import check_packages
+
+    check_packages()
     from knapformer_cli import launch
 
     given = overrides or []
     if launch.in_torchrun():
+        if dry_run or sweep:
+            raise ValueError("--dry-run and --sweep are the launcher's; under torchrun a rank only trains")
         launch.train_as_rank(given)
     elif sweep:
         launch.train_sweep(given, dry_run)
@@ -79,6 +84,9 @@ def sample(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures and clips from a checkpoint."""
+    from knapformer_cli.packages import check_packages
+
+    check_packages()
     from knapformer_cli.sample import sample_command
 
     sample_command(checkpoint, prompt, out, size, frames, count, seed, steps, guidance, device)

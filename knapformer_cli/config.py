@@ -17,16 +17,8 @@ GROUPS = ["model", "data", "balancer", "optimizer", "scheduler", "training", "pa
 GROUPS += ["logging", "launch", "experiment"]
 
 # What a run may change when it goes on: none of it enters the mathematics of a step (a law of the balancer).
-FREE_ON_RESUME = [
-    "run",
-    "balancer",
-    "launch",
-    "logging",
-    "checkpoint",
-    "sampling",
-    "parallel",
-    "training.steps",
-]
+FREE_ON_RESUME = ["run", "balancer", "launch", "logging", "checkpoint", "sampling"]
+FREE_ON_RESUME += ["parallel.threads", "parallel.compile", "parallel.activation_checkpointing"]
 FREE_ON_RESUME += ["training.max_tokens_per_rank", "data.demo", "data.cache", "data.workers", "data.prefetch"]
 FREE_ON_RESUME += ["data.timeout", "data.retries"]
 
@@ -80,12 +72,16 @@ def check_same_run(config: Config, folder: Path) -> None:
     if not path.is_file():
         return
     ours, theirs = _flat(config), _flat(load_config(path))
+    # A learning rate that falls over training.steps is another curve with another number of them.
+    falls = config.scheduler.decay != "constant" and config.scheduler.steps is None
+    allowed = FREE_ON_RESUME if falls else [*FREE_ON_RESUME, "training.steps"]
     for key in sorted(ours.keys() | theirs.keys()):
-        free = any(key == name or key.startswith(name + ".") for name in FREE_ON_RESUME)
+        free = any(key == name or key.startswith(name + ".") for name in allowed)
         if not free and ours.get(key) != theirs.get(key):
             raise ValueError(
                 f"run.dir {folder} belongs to a run with {key}={theirs.get(key)}, not {ours.get(key)}; "
                 "choose another run.dir or the same configuration"
+                + ("; with scheduler.steps set, training.steps may change" if key == "training.steps" else "")
             )
 
 
@@ -240,6 +236,7 @@ def _check_ranges(config: Config) -> None:
         "parallel.threads": (config.parallel.threads, 1),
         "balancer.domain": (config.balancer.domain, 1),
         "scheduler.warmup": (s.warmup, 0),
+        "scheduler.steps": (1 if s.steps is None else s.steps, 1),
         "optimizer.clip": (o.clip, 0),
         "balancer.gamma": (config.balancer.gamma, 0),
         "sampling.guidance": (config.sampling.guidance, 0),

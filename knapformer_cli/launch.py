@@ -1,7 +1,6 @@
 """From overrides to a running job; what a user can get wrong is checked here, before any rank starts."""
 
 import fcntl
-import importlib.util
 import logging
 import os
 import shlex
@@ -106,7 +105,6 @@ def choose_device(launch: LaunchConfig) -> int:
 
 def check_settings(config: Config) -> None:
     """Raise ValueError for the first setting that cannot work on this many ranks; reads no data."""
-    check_packages()
     check_model(config.model)
     check_config(config.data)
     c, b, s = config.data, config.balancer, config.sampling
@@ -136,6 +134,11 @@ def check_data(config: Config) -> None:
         check_same_run(config, found)
     elif complete_checkpoints(folder / "checkpoints"):
         raise ValueError(f"{folder} holds checkpoints; checkpoint.resume=none needs a run.dir of its own")
+    kept = complete_checkpoints(folder / "checkpoints")
+    if found in kept[:-1]:
+        raise ValueError(
+            f"{found} is not the newest checkpoint of run.dir {folder}; go on from it in another run.dir"
+        )
     state = read_progress(found).loader if found else None
     manifest = _index(config.data)
     ranks = config.launch.ranks or 1
@@ -153,19 +156,6 @@ def _index(config: DataConfig) -> Manifest:
         return open_manifest(
             config, progress=lambda done, total: bar.update(task, completed=done, total=total)
         )
-
-
-def check_packages() -> None:
-    """Raise ValueError when another project's `models`, `data` or `conf` hides ours."""
-    ours = Path(__file__).resolve().parent.parent
-    for name in ("knapformer", "models", "data", "conf"):
-        spec = importlib.util.find_spec(name)
-        places = list(spec.submodule_search_locations or [str(spec.origin)]) if spec else []
-        if places != [str(ours / name)]:
-            raise ValueError(
-                f"package {name} resolves to {', '.join(places) or 'nothing'} instead of {ours / name}; "
-                "remove the other folder from PYTHONPATH or rename it"
-            )
 
 
 def write_run_folder(config: Config) -> Path:
@@ -187,10 +177,12 @@ def hold_run_folder(folder: Path) -> None:
     lock = (folder / ".lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         raise ValueError(
             f"run.dir {folder} is in use by another job; wait for it or choose another"
         ) from error
+    except OSError:  # a file system without locks
+        return
     _held.append(lock)
 
 

@@ -58,7 +58,7 @@ def sample_command(
     config.training.seed = seed
     height, width = _size(size, config.data.patch) if size else default
     wanted = [prompt for _ in range(count) for prompt in prompts]
-    attend = whole_attention(choose_kernel("auto" if device.type == "cuda" else "sdpa", device), device)
+    attend = whole_attention(choose_kernel("sdpa", device), device)
     drawn = draw(model, attend, wanted, range(len(wanted)), (frames, height, width), config, device)
     if frames == 1:
         written = save_pictures(out / "sample-pictures.png", prompts, drawn)

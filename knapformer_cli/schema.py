@@ -39,6 +39,7 @@ class SchedulerConfig:
     warmup: int = 100  # steps of linear warm-up
     decay: str = "constant"  # constant | cosine | linear, after the warm-up
     final: float = 0.1  # share of the learning rate left at the last step
+    steps: int | None = None  # length of warm-up and decay; unset: training.steps
 
 
 @dataclass

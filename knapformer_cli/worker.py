@@ -37,7 +37,7 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
             traceback.print_exc()
         elif rank == 0 or not isinstance(error, SharedError):
             print(f"error: {error}", file=sys.stderr, flush=True)
-        if rank != 0:
+        if rank != 0 and isinstance(error, SharedError):
             time.sleep(1)  # the launcher ends the other ranks when one is gone: let rank 0 speak first
         os._exit(USER_ERROR)  # threads and process groups may wait for ranks that are gone
 

@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from knapformer_cli.training.parallel import SharedError
+from knapformer_cli.training.parallel import SharedError, agree
 
 MARKER = "COMPLETE"
 _WRAPPER = "_checkpoint_wrapped_module."  # in parameter names under activation checkpointing
@@ -101,29 +102,42 @@ def save(
     optimizer: torch.optim.Optimizer,
     average: dict[str, Tensor],
     keep: int,
+    group: dist.ProcessGroup,
 ) -> Path:
     """Write a checkpoint of all ranks into `folder` (collective) and drop all but the newest `keep`."""
     final = folder / f"{progress.step:010d}"
     partial = folder / f".partial-{final.name}"
     first = dist.get_rank() == 0
-    if first:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
+    agree(lambda: _begin(partial) if first else None, group)
     with _in_words(f"checkpoint {final} cannot be written"):
         dcp.save(_tensors(model, optimizer, average), checkpoint_id=partial)
-    if first:
-        (partial / "config.yaml").write_text(config_yaml)
-        (partial / "state.json").write_text(json.dumps(asdict(progress)))
-        sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
-        (partial / MARKER).write_text(json.dumps(sizes, indent=1))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        for old in complete_checkpoints(folder)[:-keep] if keep else []:
-            (old / MARKER).unlink()  # from here on it is no checkpoint, however far the removal gets
-            shutil.rmtree(old)
-    dist.barrier()
+    agree(lambda: _finish(partial, final, progress, config_yaml, keep) if first else None, group)
     return final
+
+
+def _begin(partial: Path) -> None:
+    for old in partial.parent.glob(".partial-*"):  # saves that never ended
+        shutil.rmtree(old)
+    partial.mkdir(parents=True)
+
+
+def _finish(partial: Path, final: Path, progress: Progress, config_yaml: str, keep: int) -> None:
+    """On rank 0, after all ranks wrote: complete the checkpoint, give it its name, drop old ones."""
+    stored = FileSystemReader(partial).read_metadata().storage_data or {}
+    for name in {info.relative_path for info in stored.values()}:
+        if not (partial / name).is_file():
+            raise ValueError(
+                f"{partial} lacks {name}, which another rank wrote; run.dir must be shared by all nodes"
+            )
+    (partial / "config.yaml").write_text(config_yaml)
+    (partial / "state.json").write_text(json.dumps(asdict(progress)))
+    sizes = {file.name: file.stat().st_size for file in sorted(partial.iterdir())}
+    (partial / MARKER).write_text(json.dumps(sizes, indent=1))
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    for old in complete_checkpoints(final.parent)[:-keep] if keep else []:
+        (old / MARKER).unlink()  # from here on it is no checkpoint, however far the removal gets
+        shutil.rmtree(old)
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor]) -> None:

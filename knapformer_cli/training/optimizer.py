@@ -28,7 +28,7 @@ def learning_rate(step: int, steps: int, peak: float, config: SchedulerConfig) -
         return peak * (step + 1) / config.warmup
     if config.decay == "constant":
         return peak
-    done = (step - config.warmup) / max(1, steps - 1 - config.warmup)
+    done = min(1.0, (step - config.warmup) / max(1, steps - 1 - config.warmup))
     left = 0.5 * (1 + math.cos(math.pi * done)) if config.decay == "cosine" else 1 - done
     return peak * (config.final + (1 - config.final) * left)
 

@@ -36,12 +36,14 @@ class SharedError(ValueError):
 
 
 def agree(work: Callable[[], Result], group: dist.ProcessGroup) -> Result:
-    """The result of work() on this rank, or on every rank of `group` the ValueError that any of them met."""
+    """The result of work() on this rank, or on every rank of `group` the error that any of them met."""
     result, message = None, None
     try:
         result = work()
     except ValueError as error:
         message = str(error)
+    except (OSError, RuntimeError) as error:  # a disk, a socket, a decoding process
+        message = f"{type(error).__name__}: {error}"
     messages: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(messages, message, group=group)
     met = [text for text in messages if text is not None]
@@ -63,13 +65,12 @@ def distributed_world(
     patience = timedelta(seconds=launch.timeout)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=patience)
-    try:
-        group = dist.group.WORLD
-        assert group is not None
-        cpu_group, ahead_group = (dist.new_group(backend="gloo", timeout=patience) for _ in range(2))
-        yield World(rank, ranks, device, group, cpu_group, ahead_group)
-    finally:
-        dist.destroy_process_group()
+    group = dist.group.WORLD
+    assert group is not None
+    cpu_group, ahead_group = (dist.new_group(backend="gloo", timeout=patience) for _ in range(2))
+    yield World(rank, ranks, device, group, cpu_group, ahead_group)
+    # Not after an error: the others would fail on this rank's absence before it has said why.
+    dist.destroy_process_group()
 
 
 def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:

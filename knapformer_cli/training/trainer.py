@@ -22,6 +22,7 @@ from data.manifest import open_manifest
 from data.samples import Sample
 from knapformer import (
     RoutingPlan,
+    VarlenKernel,
     WorkloadModel,
     bind_attention,
     choose_kernel,
@@ -36,7 +37,7 @@ from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
 from knapformer_cli.training.gallery import save_clips, save_pictures
 from knapformer_cli.training.metrics import Metrics, peak_tflops
 from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
-from knapformer_cli.training.parallel import SharedError, World, agree, parallelize
+from knapformer_cli.training.parallel import SharedError, World, agree, compute_dtype, parallelize
 from knapformer_cli.training.sampling import Size, draw_shared, whole_attention
 from models.codec import PixelCodec
 from models.denoiser import build_denoiser
@@ -73,14 +74,16 @@ class Trainer:
 
     def __init__(self, config: Config, world: World):
         self.config, self.world, self.folder = config, world, Path(config.run.dir)
-        self.kernel = agree(lambda: choose_kernel(config.balancer.kernel, world.device), world.cpu_group)
+        self.kernel = agree(self._choose_kernel, world.cpu_group)
         self.domain_group = make_domain_group(world.group, config.balancer.domain)
         self.cost = WorkloadModel.analytic(width=config.model.width, gamma=config.balancer.gamma)
         self.codec = PixelCodec(config.data.patch, config.data.patch_time)
         self.model = self._build_model()
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average = Average(self.model, config.optimizer.ema)
-        self.progress = agree(self._resume, world.cpu_group)
+        self.progress = self._resume()
+        self.manifest = agree(lambda: open_manifest(config.data), world.cpu_group)
+        agree(self._check_same_data, world.cpu_group)
         self.loader = agree(self._open_loader, world.cpu_group)
         self.metrics = self._open_metrics() if world.rank == 0 else None
 
@@ -96,18 +99,46 @@ class Trainer:
         set_model_state_dict(model, weights, options=everywhere)
         return model
 
+    def _choose_kernel(self) -> VarlenKernel:
+        name, device = self.config.balancer.kernel, self.world.device
+        wide = compute_dtype(self.config.parallel, device) is torch.float32
+        if wide and name not in ("auto", "sdpa"):
+            raise ValueError(
+                f"balancer.kernel={name} computes in bfloat16; parallel.dtype=float32 needs sdpa"
+            )
+        return choose_kernel("sdpa" if wide else name, device)
+
     def _resume(self) -> checkpoint.Progress:
-        found = checkpoint.find_checkpoint(self.config.checkpoint.resume, self.folder / "checkpoints")
+        """Load the checkpoint that rank 0 finds: on a slow shared disk the ranks might see different ones."""
+        c, first, group = self.config.checkpoint, self.world.rank == 0, self.world.cpu_group
+        folder = self.folder / "checkpoints"
+        held = [agree(lambda: checkpoint.find_checkpoint(c.resume, folder) if first else None, group)]
+        dist.broadcast_object_list(held, src=0, group=group)
+        found = held[0]
         if found is None:
             return checkpoint.Progress(0, 0, 0, None, uuid.uuid4().hex[:8])
         checkpoint.load(found, self.model, self.optimizer, self.average.weights)
-        return checkpoint.read_progress(found)
+        return agree(lambda: checkpoint.read_progress(found), group)
+
+    def _check_same_data(self) -> None:
+        """Every rank computes the order of the batches from its own manifest, so the manifests must be equal."""
+        ours = {**self.manifest.digests(), "samples": str(self.manifest.samples)}
+        seen: list[dict[str, str]] = [{}] * self.world.ranks
+        dist.all_gather_object(seen, ours, group=self.world.cpu_group)
+        for rank, theirs in enumerate(seen):
+            differ = sorted(
+                name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
+            )
+            if differ:
+                raise ValueError(
+                    f"rank {rank} sees other data than rank {self.world.rank}: {differ[0]} differs"
+                )
 
     def _open_loader(self) -> Loader:
         t, w = self.config.training, self.world
         return Loader(
             self.config.data,
-            open_manifest(self.config.data),
+            self.manifest,
             batch_tokens=t.batch_tokens,
             rank=w.rank,
             ranks=w.ranks,
@@ -158,7 +189,13 @@ class Trainer:
         o, number = self.config.optimizer, self.progress.step
         loss, route_seconds = self._gradients(prepared)
         norm = clip_gradients(self.model, o.clip)
-        lr = learning_rate(number, self.config.training.steps, o.lr, self.config.scheduler)
+        if not math.isfinite(norm):  # of all ranks' gradients, so all ranks know
+            raise SharedError(
+                f"the gradient norm is {norm} at step {number + 1}; lower optimizer.lr or optimizer.clip, "
+                "and go on from the last checkpoint"
+            )
+        scheduler = self.config.scheduler
+        lr = learning_rate(number, scheduler.steps or self.config.training.steps, o.lr, scheduler)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -205,14 +242,9 @@ class Trainer:
 
     def _log(self, prepared: Prepared, loss: Tensor, norm: float, lr: float, times: dict[str, float]) -> None:
         shares: list[Any] = [None] * self.world.ranks
-        mine = {"loss": loss.item(), **times, "plan": prepared.plan_seconds}
+        mine = {"loss": loss.item(), **times}
         dist.all_gather_object(shares, mine, group=self.world.cpu_group)
         total = sum(share["loss"] for share in shares)
-        if not math.isfinite(total):
-            raise SharedError(
-                f"the loss is {total} at step {self.progress.step}; lower optimizer.lr or optimizer.clip, "
-                "and go on from the last checkpoint"
-            )
         if self.metrics is None:
             return
         seconds = {name: max(share[name] for share in shares) for name in times}
@@ -243,6 +275,9 @@ class Trainer:
     def _balance(self, prepared: Prepared) -> dict[str, float]:
         """Imbalance before and after planning; over micro-steps, slowest ranks summed over means summed."""
         w, plans, batch = self.world, prepared.plans, prepared.batch
+        if not len(batch.id_S):  # every sample of the batch was lost
+            names = ("work_max_over_mean_before", "work_max_over_mean_after")
+            return {**dict.fromkeys(names, 1.0), "attention_sent": 0.0, "moved": 0.0, "peak_tokens": 0}
         before_R = np.bincount(batch.home_S, self.cost.work(batch.len_S), minlength=w.ranks)
         after_PR = np.stack([plan.work_R(self.cost) for plan in plans])
         tokens_P = np.array([plan.len_C.sum() for plan in plans])
@@ -274,6 +309,7 @@ class Trainer:
             self.optimizer,
             self.average.weights,
             c.checkpoint.keep,
+            self.world.cpu_group,
         )
         self._say(f"saved {path}")
 

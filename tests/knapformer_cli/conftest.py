@@ -15,6 +15,7 @@ SMALL = [
     "model.text.width=32",
     "model.text.layers=1",
     "scheduler.warmup=5",
+    "scheduler.steps=20",
     "sampling.every=0",
     "sampling.rows=1",
     "sampling.steps=2",

@@ -97,12 +97,20 @@ def test_a_sweep_is_every_combination_in_order() -> None:
 
 
 def test_a_run_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
-    write_run_folder(compose([f"run.dir={tmp_path}", "optimizer.lr=1e-3"]))
-    check_same_run(
-        compose([f"run.dir={tmp_path}", "optimizer.lr=1e-3", "training.steps=9", "launch.ranks=4"]), tmp_path
-    )
+    ours = [f"run.dir={tmp_path}", "optimizer.lr=1e-3", "training.steps=8"]
+    write_run_folder(compose(ours))
+    check_same_run(compose([*ours, "launch.ranks=4", "balancer.layout=none", "checkpoint.every=1"]), tmp_path)
     with pytest.raises(ValueError, match=r"optimizer\.lr=0\.001, not 0\.002"):
-        check_same_run(compose([f"run.dir={tmp_path}", "optimizer.lr=2e-3"]), tmp_path)
+        check_same_run(compose([*ours, "optimizer.lr=2e-3"]), tmp_path)
+    with pytest.raises(ValueError, match=r"training\.steps=8, not 9.*scheduler\.steps"):
+        check_same_run(compose([*ours, "training.steps=9"]), tmp_path)
+
+
+def test_more_steps_are_the_same_run_when_the_schedule_does_not_depend_on_them(tmp_path: Path) -> None:
+    for number, fixed in enumerate(("scheduler.decay=constant", "scheduler.steps=8")):
+        ours = [f"run.dir={tmp_path}/{number}", fixed, "training.steps=8"]
+        write_run_folder(compose(ours))
+        check_same_run(compose([*ours, "training.steps=9"]), tmp_path / str(number))
 
 
 SETTINGS = {
