@@ -47,13 +47,25 @@ def make_domain_group(group: dist.ProcessGroup, domain: int) -> DomainGroup:
     """
     if domain < 1:
         raise ValueError(f"domain {domain} must be at least 1 rank")
-    rank = dist.get_rank(group)
-    first = rank // domain * domain
-    block = dist.get_process_group_ranks(group)[first : first + domain]
+    ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+    blocks = [ranks[first : first + domain] for first in range(0, len(ranks), domain)]
     # A group of its own even where the block is the whole group: attention must not queue behind FSDP.
-    # With local synchronisation a process creates its own block only, not every block of a thousand ranks.
-    own = dist.new_group(block, backend=dist.get_backend_config(group), use_local_synchronization=True)
-    return DomainGroup(own, domain, rank)
+    return DomainGroup(new_own_group(blocks, dist.get_backend_config(group)), domain, rank)
+
+
+def new_own_group(blocks: list[list[int]], backend: str) -> dist.ProcessGroup:
+    """The new group of this process among disjoint blocks of global ranks; collective over all of them.
+
+    Where the blocks are the whole job, all processes create all groups in one order. Where they are a part
+    of it, each creates its own; torch names such groups by how many a process already has, so the members
+    must have equally many.
+    """
+    me = dist.get_rank()
+    own = next(block for block in blocks if me in block)
+    if sum(map(len, blocks)) < dist.get_world_size():
+        return dist.new_group(own, backend=backend, use_local_synchronization=True)
+    groups = [dist.new_group(block, backend=backend) for block in blocks]
+    return groups[blocks.index(own)]
 
 
 def bind_attention(

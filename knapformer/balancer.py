@@ -5,8 +5,10 @@ S sequences, M numbers of each, C chunks, T tokens here, D features.
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import overload
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from knapformer.attention import Attend, bind_attention, make_domain_group
+from knapformer.attention import Attend, bind_attention, make_domain_group, new_own_group
 from knapformer.exchange import Part, restore_parts, route_parts
 from knapformer.kernels import choose_kernel
 from knapformer.layout import check_layout
@@ -108,10 +110,11 @@ class Balancer:
         )
         self._domain = make_domain_group(group, domain)
         # Lengths travel on a group of their own, so that a thread may gather them while the step computes.
-        self._cpu_group = dist.new_group(
-            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
-        )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="knapformer-plan")
+        self._cpu_group = new_own_group([dist.get_process_group_ranks(group)], "gloo")
+        self._jobs: SimpleQueue[tuple[Future[RoutingPlan], ArrayLike] | None] = SimpleQueue()
+        # A daemon, unlike an executor's thread: a process that fails must be able to end while the lengths of
+        # its peers are still awaited.
+        Thread(target=self._work, name="knapformer-plan", daemon=True).start()
 
     def plan(self, lens: ArrayLike) -> RoutingPlan:
         """The plan of a step whose sequences here have `lens` tokens (any number of them, none included).
@@ -122,10 +125,13 @@ class Balancer:
 
     def plan_ahead(self, lens: ArrayLike) -> PendingPlan:
         """Start planning a later step and return at once; call it before computing the step at hand."""
-        local_S = np.asarray(lens)
-        if local_S.size and not np.issubdtype(local_S.dtype, np.integer):
-            raise ValueError(f"lengths must be whole numbers of tokens, not {local_S.dtype}")
-        return PendingPlan(self._thread.submit(self._solve, local_S.astype(np.int64).reshape(-1, 1)))
+        future: Future[RoutingPlan] = Future()
+        self._jobs.put((future, lens))
+        return PendingPlan(future)
+
+    def close(self) -> None:
+        """End the planning thread once what was asked of it is done; the balancer plans no more."""
+        self._jobs.put(None)
 
     @overload
     def route(self, x: Tensor, plan: RoutingPlan) -> Tensor: ...
@@ -156,9 +162,23 @@ class Balancer:
             return restore_parts([(y, plan.len_C)], plan, self.group)[0]
         return restore_parts(_parts(y, plan), plan, self.group)
 
-    def _solve(self, local_S1: np.ndarray) -> RoutingPlan:
-        table_S1, home_S = gather_lengths(local_S1, self._cpu_group)
-        return self._planner(table_S1[:, 0], home_S)
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, lens = job
+            try:
+                future.set_result(self._solve(lens))
+            except BaseException as error:  # whatever it is, the step that waits must see it
+                future.set_exception(error)
+
+    def _solve(self, lens: ArrayLike) -> RoutingPlan:
+        local_S = np.asarray(lens)
+        wrong = local_S.size > 0 and (local_S.ndim != 1 or not np.issubdtype(local_S.dtype, np.integer))
+        # A rank that raised alone would leave the others waiting: say so in the numbers that all ranks see.
+        local_S2 = np.array([[0, 1]]) if wrong else np.stack([local_S.ravel(), np.zeros(local_S.size)], 1)
+        table_S2, home_S = gather_lengths(local_S2.astype(np.int64), self._cpu_group)
+        for seq in np.flatnonzero(table_S2[:, 1])[:1]:
+            raise ValueError(f"the lengths of rank {home_S[seq]} must be a vector of whole numbers of tokens")
+        return self._planner(table_S2[:, 0], home_S)
 
 
 def _parts(xs: Sequence[Tensor | Part], plan: RoutingPlan) -> list[Part]:

@@ -83,6 +83,11 @@ def plan_micro_steps(
             plans.append(RoutingPlan(ranks, seqs[plan.seq_C], plan.len_C, plan.home_C, plan.host_C))
         if len(plans) == steps:
             return tuple(plans)
+        if steps >= len(lens):  # already one sequence a micro-step
+            raise ValueError(
+                f"layout {layout!r} finds no plan under max_tokens={max_tokens}, even for one sequence at a "
+                "time; raise max_tokens or choose another layout"
+            )
         steps += 1
 
 
@@ -140,14 +145,18 @@ def _checked(len_S: ArrayLike, home_S: ArrayLike, ranks: int) -> tuple[np.ndarra
 
 
 def _check_cap(lens: np.ndarray, layout: str, max_tokens: int | None, degrees: list[int]) -> None:
-    """The longest sequence alone must fit, at the largest degree that the layout allows."""
+    """Every sequence alone must fit, at the largest degree that the layout and its own length allow."""
     if max_tokens is None or not len(lens):
         return
-    degree = degrees[-1] if layout == "elastic" else 1 if layout == "none" else parse_bags(layout)[-1][0]
-    chunk = -(-int(lens.max()) // degree)
-    if max_tokens < chunk:
+    most = degrees[-1] if layout == "elastic" else 1 if layout == "none" else parse_bags(layout)[-1][0]
+    degree_S = np.ones(len(lens), np.int64)
+    for degree in degrees:
+        degree_S[(lens >= degree) & (degree <= most)] = degree
+    chunk_S = -(-lens // degree_S)
+    seq = int(chunk_S.argmax())
+    if max_tokens < chunk_S[seq]:
         raise ValueError(
-            f"max_tokens={max_tokens} is below {chunk}, the smallest chunk of the longest sequence "
-            f"({lens.max()} tokens over {degree} ranks, the most that layout {layout!r} allows); "
+            f"max_tokens={max_tokens} is below {chunk_S[seq]}, the smallest chunk of sequence {seq} "
+            f"({lens[seq]} tokens over {degree_S[seq]} ranks, the most that layout {layout!r} allows); "
             "raise max_tokens, shorten the sequence or allow a larger degree"
         )

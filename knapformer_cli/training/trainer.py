@@ -121,7 +121,7 @@ class Trainer:
         return agree(lambda: checkpoint.read_progress(found), group)
 
     def _check_same_data(self) -> None:
-        """Every rank computes the order of the batches from its own manifest, so the manifests must be equal."""
+        """Every rank computes the order of batches from its own manifest, so the manifests must be equal."""
         ours = {**self.manifest.digests(), "samples": str(self.manifest.samples)}
         seen: list[dict[str, str]] = [{}] * self.world.ranks
         dist.all_gather_object(seen, ours, group=self.world.cpu_group)

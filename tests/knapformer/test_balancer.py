@@ -34,6 +34,20 @@ def tables_of_different_widths_are_refused_on_every_rank(group):
         gather_lengths(np.ones((3, 1 if dist.get_rank(group) == 2 else 2)), group)
 
 
+def lengths_that_one_rank_gets_wrong_are_refused_on_every_rank(group):
+    balancer = balancer_of(group)
+    for wrong in ([5.5], [[3, 4]], [0], [-2]):
+        with pytest.raises(ValueError, match=r"rank 2 must be|is at least|at least 1"):
+            balancer.plan(wrong if dist.get_rank(group) == 2 else [4, 4])
+    balancer.close()
+
+
+def groups_made_before_by_some_ranks_alone_do_no_harm(group):
+    if dist.get_rank(group) == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    assert len(balancer_of(group, layout="g3n1").plan([30]).seq_C) == 9
+
+
 def three_calls_equal_attention_at_home_whatever_the_layout(group):
     rank = dist.get_rank(group)
     torch.manual_seed(rank)
@@ -123,6 +137,8 @@ def test_balancer_laws():
         [
             lengths_and_homes_of_all_ranks_reach_every_rank,
             tables_of_different_widths_are_refused_on_every_rank,
+            lengths_that_one_rank_gets_wrong_are_refused_on_every_rank,
+            groups_made_before_by_some_ranks_alone_do_no_harm,
             three_calls_equal_attention_at_home_whatever_the_layout,
             several_tensors_of_any_dtype_share_one_exchange_and_return_bit_for_bit,
             bad_lengths_of_one_rank_are_refused_on_every_rank,

@@ -140,3 +140,22 @@ def test_micro_steps_are_one_partition_under_the_cap(layout, batch):
     is_partition(whole, lens, homes, heads=24, domain=8)
     assert all(plan.n_ranks == ranks and plan.peak_tokens() <= cap for plan in plans)
     assert len(plans) >= -(-lens.sum() // (cap * ranks)) if len(lens) else len(plans) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "heads", "ranks", "lens"),
+    [("elastic", 4, 15, [3]), ("elastic", 7, 8, [5]), ("g8n1", 8, 8, [7]), ("g8n1", 8, 8, [8, 5])],
+)
+def test_a_cap_that_no_number_of_micro_steps_meets_is_refused(
+    layout: str, heads: int, ranks: int, lens: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="max_tokens=1 is below"):
+        plan_micro_steps(
+            np.array(lens),
+            np.zeros(len(lens), int),
+            ranks=ranks,
+            layout=layout,
+            heads=heads,
+            cost=COST,
+            max_tokens=1,
+        )
