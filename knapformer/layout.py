@@ -1,5 +1,6 @@
 """Layouts by name: "none", "elastic", or a bag spec such as "g1n16+g4n4" (16 bags of one rank, 4 of four)."""
 
+import itertools
 import re
 
 
@@ -79,3 +80,19 @@ def replica_bags(layout: str, *, ranks: int, heads: int, domain: int) -> list[li
                 f"sequence-parallel domain of {domain} ranks; change the spec or the domain"
             )
     return replicas
+
+
+def bag_layouts(ranks: int, sizes: list[int], domain: int) -> list[str]:
+    """All specs of bags of one size, or of two, that fill the ranks with bags inside domains."""
+
+    def inside(begin: int, end: int, size: int) -> bool:
+        return (end - begin) % size == 0 and all(
+            rank // domain == (rank + size - 1) // domain for rank in range(begin, end, size)
+        )
+
+    layouts = [f"g{size}n{ranks // size}" for size in sizes if inside(0, ranks, size)]
+    for small, large in itertools.combinations(sizes, 2):
+        for border in range(small, ranks, small):
+            if inside(0, border, small) and inside(border, ranks, large):
+                layouts.append(f"g{small}n{border // small}+g{large}n{(ranks - border) // large}")
+    return layouts

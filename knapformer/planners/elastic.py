@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from knapformer.layout import bag_layouts
 from knapformer.plan import RoutingPlan
 from knapformer.planners.bench import Bench, Job
 from knapformer.planners.placing import place
@@ -17,6 +18,8 @@ from knapformer.workload import WorkloadModel
 
 # A plan within 1/100 of the bound is not worth more goals than one; others try a few.
 NEAR, ROUNDS = 100, 3
+# No other layout can beat a plan within 1/200 of the bound by more; else they compete.
+CLOSE, MOST_MIXED = 200, 64
 
 
 def plan_elastic(
@@ -39,7 +42,7 @@ def plan_elastic(
     if max(job.home_load_R) <= job.goal and max(job.home_tokens_R) <= job.cap:
         return plan_home(len_S, home_S, ranks=ranks)
     best = _multifit(job)
-    if best and max(best.load_R) <= job.goal:
+    if best and max(best.load_R) <= job.bound + job.bound // CLOSE:
         return _plan(best, home_S)
     plans = [_plan(best, home_S)] if best else []
     plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
@@ -144,11 +147,10 @@ def _degrees(job: Job, most: int, heads: int) -> tuple[np.ndarray, int]:
 def _fixed_plans(
     job: Job, len_S: np.ndarray, home_S: np.ndarray, heads: int, cost: WorkloadModel, domain: int
 ) -> Iterator[RoutingPlan]:
-    """What the other layouts would do: where the search falls short it must not be worse than they."""
+    """What other layouts would do; mixed bags only where there are not too many to try."""
     yield plan_home(len_S, home_S, ranks=job.ranks)
-    for degree in job.degrees:
-        if job.ranks % degree == 0 and (domain % degree == 0 or job.ranks <= domain):
-            layout = f"g{degree}n{job.ranks // degree}"
+    for layout in bag_layouts(job.ranks, job.degrees, domain):
+        if job.ranks <= MOST_MIXED or "+" not in layout:
             yield plan_static(
                 len_S, home_S, ranks=job.ranks, layout=layout, heads=heads, cost=cost, domain=domain
             )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from data.codes import synthetic_lengths
 from knapformer import WorkloadModel, plan_routes
+from knapformer.layout import bag_layouts
 from scripts.bench_planner import clip_batch, exact_seconds
 from tests.knapformer.batches import COST, TRAFFIC, batches, is_partition
 
@@ -44,12 +45,8 @@ def test_no_rank_exceeds_the_cap(batch, room, domain):
 @given(batches(max_ranks=32), st.sampled_from([COST, TRAFFIC]), st.data())
 def test_it_is_never_slower_than_another_layout_by_half_a_percent(batch, cost, data):
     lens, homes, ranks = batch
-    layouts = ["none", f"g1n{ranks}"]
-    layouts += [f"g{g}n{ranks // g}" for g in (2, 4, 8) if ranks % g == 0]
-    wide = data.draw(st.sampled_from([2, 4, 8]))
-    if ranks > wide and ranks % wide == 0:
-        bags = data.draw(st.integers(1, ranks // wide - 1))
-        layouts.append(f"g1n{ranks - wide * bags}+g{wide}n{bags}")
+    bags = bag_layouts(ranks, [1, 2, 3, 4, 6, 8], 8)
+    layouts = ["none", f"g1n{ranks}", *data.draw(st.lists(st.sampled_from(bags), min_size=4, max_size=4))]
     plan = plan_routes(lens, homes, ranks=ranks, layout="elastic", heads=24, cost=cost)
     for layout in layouts:
         other = plan_routes(lens, homes, ranks=ranks, layout=layout, heads=24, cost=cost)
@@ -119,6 +116,7 @@ def test_long_clips_under_a_cap_that_binds_stay_balanced(ranks):
 BATCH = """
 import hashlib, numpy as np
 from knapformer import WorkloadModel, plan_routes
+from knapformer.layout import bag_layouts
 digest = hashlib.sha256()
 for seed in range(12):
     generator = np.random.default_rng(seed)

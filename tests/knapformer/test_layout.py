@@ -3,7 +3,7 @@
 import pytest
 
 from knapformer import check_layout
-from knapformer.layout import divisors, parse_bags, replica_bags, split_degrees
+from knapformer.layout import bag_layouts, divisors, parse_bags, replica_bags, split_degrees
 
 
 def test_smaller_bags_take_lower_ranks_whatever_the_order_of_the_spec():
@@ -19,6 +19,15 @@ def test_degrees_divide_the_heads_inside_a_domain():
     assert split_degrees(24, ranks=32, domain=8) == [1, 2, 3, 4, 6, 8]
     assert split_degrees(24, ranks=5, domain=8) == [1, 2, 3, 4]
     assert split_degrees(7, ranks=5, domain=8) == [1]
+
+
+def test_bag_layouts_are_all_that_a_job_accepts():
+    assert bag_layouts(4, [1, 2, 4], 8) == ["g1n4", "g2n2", "g4n1", "g1n2+g2n1"]
+    for ranks, domain in ((12, 8), (13, 4), (24, 8)):
+        layouts = bag_layouts(ranks, [1, 2, 3, 4], domain)
+        assert layouts and len(set(layouts)) == len(layouts)
+        for layout in layouts:
+            check_layout(layout, ranks=ranks, heads=12, domain=domain)
 
 
 def test_spaces_around_terms_are_harmless():
