@@ -1,8 +1,8 @@
 """The planners on CPU: balance, tokens on the move and planning time, beside the paper's greedy.
 
 Prints the tables of docs/planner.md. Nothing here communicates: seconds of a step are modelled, those of
-planning are measured, in time of the one core it takes. `--exact` adds the distance from the optimum on small cases (OR-Tools CP-SAT, a test
-extra).
+planning are measured, as time of the one core that it takes. `--exact` adds the distance from the optimum on
+small cases (OR-Tools CP-SAT, a test extra).
 """
 
 import argparse
