@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from data.config import DataConfig, SourceConfig
-from data.demo import WORDS, make_demo
+from data.demo import CLIPS, WORDS, make_demo
 from data.geometry import unpatchify
 from data.loader import Loader
 from data.manifest import open_manifest
@@ -35,7 +35,7 @@ def test_the_set_is_byte_identical_for_a_seed(demo: Path, tmp_path: Path) -> Non
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in make_demo(folder, seed)}
 
     first = prints(demo, 0)
-    assert len(first) == 5 and prints(tmp_path / "b", 0) == first and prints(tmp_path / "c", 1) != first
+    assert len(first) == 6 and prints(tmp_path / "b", 0) == first and prints(tmp_path / "c", 1) != first
     assert sum(path.stat().st_size for path in make_demo(demo)) < 6e6
 
 
@@ -44,14 +44,14 @@ def test_makers_may_race_and_a_half_made_set_is_never_seen(tmp_path: Path) -> No
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        assert not (tmp_path / "d").exists() or len(list((tmp_path / "d").glob("*.tar"))) == 5
+        assert not (tmp_path / "d").exists() or len(list((tmp_path / "d").glob("*.tar"))) == 6
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
 def test_its_configuration_gives_whole_batches_of_pictures_and_clips(demo: Path) -> None:
     config = settings(demo)
     manifest = open_manifest(config)
-    assert manifest.samples == 1797 + 320 and not manifest.reports
+    assert manifest.samples == 1797 + CLIPS and not manifest.reports
     samples = [
         s
         for batch in islice(Loader(config, manifest, batch_tokens=8192, rank=0, ranks=1, seed=0), 4)
