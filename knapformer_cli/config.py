@@ -165,6 +165,7 @@ def _compose(overrides: Sequence[str]) -> Config:
     if not config.run.dir:
         config.run.dir = f"runs/{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     _check_ranges(config)
+    _check_choices(config)
     return config
 
 
@@ -266,8 +267,12 @@ def _check_ranges(config: Config) -> None:
     for key, number in positive.items():
         if number <= 0:
             raise ValueError(f"{key} is {number}; it must be greater than 0")
+
+
+def _check_choices(config: Config) -> None:
+    """Refuse words that are no choice, and sizes of the wrong number of sides."""
     one_of = {
-        "scheduler.decay": (s.decay, ("constant", "cosine", "linear")),
+        "scheduler.decay": (config.scheduler.decay, ("constant", "cosine", "linear")),
         "parallel.dtype": (config.parallel.dtype, ("auto", "float32", "bfloat16")),
         "logging.wandb": (config.logging.wandb, ("offline", "online", "disabled")),
         "launch.device": (config.launch.device, ("auto", "cpu", "cuda")),
