@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from knapformer_cli.slurm.app import slurm_app
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -15,6 +17,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Make and look at data sets.")
 app.add_typer(data_app, name="data")
+app.add_typer(slurm_app, name="slurm")
 
 Overrides = Annotated[
     list[str] | None,
@@ -90,6 +93,39 @@ def sample(
     from knapformer_cli.sample import sample_command
 
     sample_command(checkpoint, prompt, out, size, frames, count, seed, steps, guidance, device)
+
+
+@app.command()
+def profile(overrides: Overrides = None) -> None:
+    """Plan many steps of a data mix for a cluster and compare layouts: tables, pictures, report.html."""
+    from knapformer_cli.packages import check_packages
+
+    check_packages()
+    from knapformer_cli.profile.command import profile_command
+
+    profile_command(overrides or [])
+
+
+@app.command()
+def calibrate(overrides: Overrides = None) -> None:
+    """Measure the model on this machine and fit the workload model that planning and profiles use."""
+    from knapformer_cli.packages import check_packages
+
+    check_packages()
+    from knapformer_cli.calibrate import calibrate_command
+
+    calibrate_command(overrides or [])
+
+
+@app.command()
+def doctor(overrides: Overrides = None) -> None:
+    """Check this machine for training and print what to fix."""
+    from knapformer_cli.packages import check_packages
+
+    check_packages()
+    from knapformer_cli.doctor import doctor_command
+
+    doctor_command(overrides or [])
 
 
 @data_app.command("demo")

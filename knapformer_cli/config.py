@@ -14,10 +14,11 @@ from yaml import YAMLError
 from knapformer_cli.schema import Config
 
 GROUPS = ["model", "data", "balancer", "optimizer", "scheduler", "training", "parallel", "checkpoint"]
-GROUPS += ["logging", "launch", "experiment"]
+GROUPS += ["logging", "launch", "cluster", "slurm", "experiment"]
 
 # What a run may change when it goes on: none of it enters the mathematics of a step (a law of the balancer).
 FREE_ON_RESUME = ["run", "balancer", "launch", "logging", "checkpoint", "sampling"]
+FREE_ON_RESUME += ["cluster", "profile", "calibrate", "slurm"]
 FREE_ON_RESUME += ["parallel.threads", "parallel.compile", "parallel.activation_checkpointing"]
 FREE_ON_RESUME += ["training.max_tokens_per_rank", "data.demo", "data.cache", "data.workers", "data.prefetch"]
 FREE_ON_RESUME += ["data.timeout", "data.retries"]

@@ -20,6 +20,9 @@ class BalancerConfig:
     layout: str = "elastic"  # none | elastic | a bag spec such as g1n2+g2n1
     domain: int = 8  # consecutive ranks that may share a sequence; usually the ranks of a node
     gamma: float = 0.49  # weight of the quadratic term in the work of a sequence (KnapFormer, eq. 1)
+    cost: str = (
+        "auto"  # auto (this device's calibration of this model, else analytic) | analytic | a JSON path
+    )
     kernel: str = "auto"  # auto | sdpa | varlen | flash2 | flash3 | flash4
 
 
@@ -98,6 +101,47 @@ class LaunchConfig:
 
 
 @dataclass
+class ClusterConfig:
+    """The machine that `profile` plans for; presets in conf/cluster, every number overridable."""
+
+    name: str = "h100"
+    node: int = 8  # ranks of a node
+    peak_tflops: float = 989.0  # of one device, dense bfloat16
+    memory_gib: float = 80.0  # of one device
+    bandwidth: float = 150.0  # GB/s a rank sends inside a node
+    bandwidth_across: float = 50.0  # GB/s a rank sends between nodes
+
+
+@dataclass
+class ProfileConfig:
+    ranks: int = 32
+    steps: int = 20
+    layouts: list[str] = field(default_factory=list)  # empty: none, all uniform ones, elastic
+    tune: bool = False  # search the static specs as well
+    run: str | None = None  # a run folder: its logged lengths and measured times
+    lengths: str | None = None  # a CSV or JSONL file of lengths
+
+
+@dataclass
+class CalibrateConfig:
+    folder: str = "calibrations"  # where fits are kept, a file for each device and model
+
+
+@dataclass
+class SlurmConfig:
+    """What the batch script asks Slurm for; site defaults in conf/slurm."""
+
+    nodes: int = 1
+    gpus_per_node: int = 8
+    time: str = "24:00:00"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    container: str | None = None
+
+
+@dataclass
 class Config:
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -111,3 +155,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
