@@ -140,12 +140,12 @@ def check_data(config: Config) -> None:
             f"{found} is not the newest checkpoint of run.dir {folder}; go on from it in another run.dir"
         )
     state = read_progress(found).loader if found else None
-    manifest = _index(config.data)
+    manifest = index_data(config.data)
     ranks = config.launch.ranks or 1
     Loader(config.data, manifest, batch_tokens=t.batch_tokens, rank=0, ranks=ranks, seed=t.seed, state=state)
 
 
-def _index(config: DataConfig) -> Manifest:
+def index_data(config: DataConfig) -> Manifest:
     """The manifest of the shards, with a bar while new ones are fetched and indexed."""
     if config.demo and not Path(config.demo).exists():
         Console(stderr=True).print(f"making the demo set in {config.demo}", highlight=False)

@@ -86,6 +86,7 @@ class SamplingConfig:
 @dataclass
 class LoggingConfig:
     every: int = 1
+    lengths: bool = True  # lengths.jsonl, the lengths of each logged step, for `knapformer profile`
     wandb: str = "offline"  # offline | online | disabled
     project: str = "knapformer"
     group: str | None = None

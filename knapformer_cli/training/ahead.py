@@ -1,7 +1,7 @@
 """The next step, prepared while this one computes: samples read, lengths gathered, plans made."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -35,6 +35,7 @@ class Prepared:
 def prepare_ahead(
     batches: Iterator[LocalBatch],
     edit: Callable[[list[Sample]], list[Sample]],
+    sources: Sequence[str],
     planner: Planner,
     steps: int,
     group: dist.ProcessGroup,
@@ -52,7 +53,7 @@ def prepare_ahead(
             return None
         samples = edit(local.samples)
         read = time.perf_counter()
-        table_SM, home_S = gather_lengths(describe(samples), group)
+        table_SM, home_S = gather_lengths(describe(samples, sources), group)
         batch = GlobalBatch.of(table_SM, home_S)
         lost = torch.tensor(len(local.reports))
         dist.all_reduce(lost, group=group)

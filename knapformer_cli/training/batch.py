@@ -30,6 +30,7 @@ class GlobalBatch:
     text_S: np.ndarray
     visual_S: np.ndarray
     home_S: np.ndarray
+    source_S: np.ndarray  # index into the names given to `describe`
 
     @property
     def len_S(self) -> np.ndarray:
@@ -37,7 +38,7 @@ class GlobalBatch:
 
     @classmethod
     def of(cls, table_SM: np.ndarray, home_S: np.ndarray) -> "GlobalBatch":
-        return cls(table_SM[:, 0], table_SM[:, 1], table_SM[:, 2], home_S)
+        return cls(table_SM[:, 0], table_SM[:, 1], table_SM[:, 2], home_S, table_SM[:, 3])
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,22 +74,23 @@ class Arrived:
         )
 
 
-def describe(samples: Sequence[Sample]) -> np.ndarray:
-    """[S_local, 3] id, caption bytes and visual tokens of each sample."""
-    rows = [(s.id, len(s.text_W), len(s.patch_VC)) for s in samples]
-    return np.array(rows, np.int64).reshape(-1, 3)
+def describe(samples: Sequence[Sample], sources: Sequence[str]) -> np.ndarray:
+    """[S_local, 4] id, caption bytes, visual tokens and number of the source of each sample."""
+    rows = [(s.id, len(s.text_W), len(s.patch_VC), sources.index(s.source)) for s in samples]
+    return np.array(rows, np.int64).reshape(-1, 4)
 
 
 def drop_captions(samples: Sequence[Sample], share: float, seed: int) -> list[Sample]:
     """Empty the captions of about `share` of the samples; which ones is a function of (seed, sample id)."""
-    if not samples or not share:
-        return list(samples)
-    ids = torch.tensor([s.id for s in samples])
-    dropped = counter_uniform(fold_seed(seed, DROPOUT), ids) < share
-    return [
-        replace(s, text_W=s.text_W[:0]) if drop else s
-        for s, drop in zip(samples, dropped.tolist(), strict=True)
-    ]
+    dropped = dropped_captions([s.id for s in samples], share, seed)
+    return [replace(s, text_W=s.text_W[:0]) if drop else s for s, drop in zip(samples, dropped, strict=True)]
+
+
+def dropped_captions(ids: Sequence[int], share: float, seed: int) -> list[bool]:
+    """Whether the caption of each sample is emptied."""
+    if not ids or not share:
+        return [False] * len(ids)
+    return (counter_uniform(fold_seed(seed, DROPOUT), torch.tensor(ids)) < share).tolist()
 
 
 def route_batch(

@@ -2,19 +2,23 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from knapformer_cli.schema import Config
+from knapformer_cli.training.batch import GlobalBatch
 
 # Dense bf16 peak of one device, TFLOP/s (vendors' data sheets, without sparsity).
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "H800": 989.0, "B200": 2250.0, "A100": 312.0, "A800": 312.0}
+MOST_LENGTHS = 64 * 2**20  # bytes of lengths.jsonl: a profile needs some steps, not all of a long run
 
 
 def peak_tflops(device: torch.device, given: float | None) -> float | None:
@@ -31,9 +35,12 @@ class Metrics:
     def __init__(self, folder: Path, config: Config, wandb_id: str, start: int):
         """`start` is the number of steps done; what a killed run logged beyond it is dropped."""
         self.console = Console(stderr=True)
-        self.path = folder / "metrics.jsonl"
+        self.path, lengths = folder / "metrics.jsonl", folder / "lengths.jsonl"
         _forget_after(self.path, start)
+        if lengths.exists():
+            _forget_after(lengths, start)
         self.file = self.path.open("a", buffering=1)
+        self.lengths_file = lengths.open("a", buffering=1) if config.logging.lengths else None
         self.wandb = self._start_wandb(folder, config, wandb_id)
         # Narrow enough for 80 columns: step, total and remaining time come before the numbers.
         columns = (BarColumn(bar_width=10), MofNCompleteColumn(), TimeRemainingColumn())
@@ -51,6 +58,8 @@ class Metrics:
     ) -> None:
         self.progress.stop()
         self.file.close()
+        if self.lengths_file is not None:
+            self.lengths_file.close()
         if self.wandb is not None:
             self._guard(lambda: self.wandb.finish(exit_code=0 if kind is None else 1))
 
@@ -63,6 +72,23 @@ class Metrics:
             self._guard(lambda: self.wandb.log(known, step=step))
         if not self.console.is_terminal and (step == 1 or step % 20 == 0):
             self.console.print(f"step {step}: {_summary(values)}", highlight=False)
+
+    def log_lengths(self, step: int, batch: GlobalBatch, sources: Sequence[str], ranks: int) -> None:
+        """Record the tokens and the source of each sequence of the step, rank after rank."""
+        if self.lengths_file is None:
+            return
+        row = {
+            "step": step,
+            "sources": list(sources),
+            "per_rank": np.bincount(batch.home_S, minlength=ranks).tolist(),
+            "length": batch.len_S.tolist(),
+            "source": batch.source_S.tolist(),
+        }
+        self.lengths_file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        if self.lengths_file.tell() > MOST_LENGTHS:
+            self.say(f"lengths.jsonl is full: lengths after step {step} are not logged")
+            self.lengths_file.close()
+            self.lengths_file = None
 
     def busy_with(self, what: str) -> None:
         """Say in the bar what keeps the next step waiting."""

@@ -50,7 +50,8 @@ def train(config: Config, world: World) -> None:
     """
     trainer = Trainer(config, world)
     first, last = trainer.progress.step, config.training.steps
-    steps = prepare_ahead(iter(trainer.loader), trainer.edit, trainer.plan, last - first, world.ahead_group)
+    batches, sources = iter(trainer.loader), sorted(config.data.sources)
+    steps = prepare_ahead(batches, trainer.edit, sources, trainer.plan, last - first, world.ahead_group)
     with trainer.metrics or nullcontext(), closing(steps):
         trainer.announce()
         for prepared, waited in steps:
@@ -271,6 +272,8 @@ class Trainer:
             "memory_gib": _memory_gib(self.world.device),
         }
         self.metrics.log(self.progress.step, values)
+        sources = sorted(self.config.data.sources)
+        self.metrics.log_lengths(self.progress.step, batch, sources, self.world.ranks)
 
     def _balance(self, prepared: Prepared) -> dict[str, float]:
         """Imbalance before and after planning; over micro-steps, slowest ranks summed over means summed."""

@@ -47,7 +47,7 @@ def test_ranges_are_runs_one_after_the_other() -> None:
 
 
 def test_a_split_sequence_lies_as_its_tokens_do_wherever_the_cut_falls() -> None:
-    batch = GlobalBatch.of(describe([sample(7, 3, 5), sample(8, 0, 1)]), np.array([0, 0]))
+    batch = GlobalBatch.of(describe([sample(7, 3, 5), sample(8, 0, 1)], [""]), np.array([0, 0]))
     for cut in range(1, 8):  # inside the caption, at its end, inside the picture
         plan = RoutingPlan(2, *(np.array(x) for x in ([0, 0, 1], [cut, 8 - cut, 1], [0, 0, 0], [0, 1, 1])))
         seen = []
