@@ -29,6 +29,7 @@ class DataConfig:
 
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     demo: str = ""  # folder in which the demo set is made when it is missing
+    codes: str = ""  # lengths without samples, to profile with (data/codes.py); instead of sources
 
     patch: int = 2  # pixels on each side of a token
     patch_time: int = 1  # frames in a token; a picture's one frame is repeated
@@ -84,6 +85,11 @@ LEAST = {
 
 def check_config(config: DataConfig) -> None:
     """ValueError naming the first value that breaks a rule."""
+    if config.codes:
+        raise DataError(
+            f"data.codes={config.codes} names lengths without pixels; profile plans with them, "
+            "training needs data.sources"
+        )
     for name, least in LEAST.items():
         if getattr(config, name) < least:
             raise DataError(f"data.{name}={getattr(config, name)} must be at least {least}")

@@ -98,11 +98,13 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _plain(override: str) -> str:
-    """The override in Hydra's grammar: a source may be new, and its shards hold braces, commas and colons.
+    """The override in Hydra's grammar: a source may be new; shards and codes of lengths hold braces and commas.
 
     Raises ValueError for what is no override.
     """
     _check_form(override)
+    if match := re.fullmatch(r"(\+{0,2}data\.codes)=([^'\"].*)", override):
+        return f"{match[1]}='{match[2]}'"
     if not (match := re.fullmatch(r"\+{0,2}(data\.sources\.[^.=]+\.)([^.=]+)=(.*)", override)):
         return override
     source, key, value = match.groups()
@@ -254,6 +256,9 @@ def _check_ranges(config: Config) -> None:
         "training.caption_dropout": (t.caption_dropout, 0, 1),
         "scheduler.final": (s.final, 0, 1),
         "launch.port": (config.launch.port, 0, 65535),
+        "cluster.linear_efficiency": (config.cluster.linear_efficiency, 0, 1),
+        "cluster.attention_efficiency": (config.cluster.attention_efficiency, 0, 1),
+        "cluster.overlap": (config.cluster.overlap, 0, 1),
     }
     for key, (number, low, high) in inside.items():
         if not low <= number <= high:
@@ -264,6 +269,7 @@ def _check_ranges(config: Config) -> None:
         "training.flow.std": t.flow.std,
         "sampling.fps": config.sampling.fps,
         "launch.peak_tflops": 1.0 if config.launch.peak_tflops is None else config.launch.peak_tflops,
+        **{f"cluster.{key}": n for key, n in vars(config.cluster).items() if isinstance(n, float | int)},
     }
     for key, number in positive.items():
         if number <= 0:
