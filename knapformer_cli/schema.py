@@ -107,10 +107,15 @@ class ClusterConfig:
 
     name: str = "h100"
     node: int = 8  # ranks of a node
-    peak_tflops: float = 989.0  # of one device, dense bfloat16
+    peak_tflops: float = 989.0  # of one device, dense, in the dtype of compute
     memory_gib: float = 80.0  # of one device
-    bandwidth: float = 150.0  # GB/s a rank sends inside a node
+    memory_bandwidth: float = 3350.0  # GB/s
+    bandwidth: float = 200.0  # GB/s a rank sends inside a node
     bandwidth_across: float = 50.0  # GB/s a rank sends between nodes
+    latency_us: float = 20.0  # of one collective without any bytes
+    linear_efficiency: float = 0.285  # share of the peak that a block without its attention reaches
+    attention_efficiency: float = 0.58  # share of the peak that attention reaches
+    overlap: float = 0.9  # share of the gradient traffic that compute hides
 
 
 @dataclass
