@@ -135,16 +135,24 @@ class CalibrateConfig:
 
 @dataclass
 class SlurmConfig:
-    """What the batch script asks Slurm for; site defaults in conf/slurm."""
+    """What the batch script asks Slurm for, on launch.nodes nodes; site defaults in conf/slurm."""
 
-    nodes: int = 1
-    gpus_per_node: int = 8
-    time: str = "24:00:00"
+    gpus_per_node: int = 8  # a rank each; 0: launch.ranks ranks a node, on CPU
+    cpus: int | None = None  # of a node; unset: what the site gives
+    memory: str | None = None  # of a node, such as 500G; "0" is all of it
+    time: str = "24:00:00"  # of one start
+    grace: int = 300  # seconds before the end of the time at which ranks are told to save
+    requeues: int = 20  # how often a preempted job starts again
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
-    container: str | None = None
+    container: str | None = None  # an image for the pyxis plugin of Slurm
+    mounts: list[str] = field(default_factory=list)  # FROM:TO, besides the run folder and the working folder
+    python: str | None = None  # unset: the one that submits; in a container, `python`
+    env: dict[str, str] = field(default_factory=dict)  # for all ranks
+    setup: list[str] = field(default_factory=list)  # lines of shell on the head node, such as module load cuda
+    options: list[str] = field(default_factory=list)  # more for sbatch, such as --exclusive
 
 
 @dataclass
