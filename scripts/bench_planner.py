@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from data.codes import PRESETS, synthetic_lengths
-from knapformer import RoutingPlan, WorkloadModel, plan_routes
+from knapformer import RoutingPlan, WorkloadModel, cluster, plan_routes
+from knapformer.cluster import Cluster, ModelShape
 from knapformer.layout import split_degrees
 
 RANKS, DOMAIN, HEADS, WIDTH, GAMMA = 32, 8, 24, 3072, 0.49
@@ -24,8 +25,7 @@ NAMES = [name.removeprefix("paper_") for name in PRESETS]
 # A clip of 10 or 15 s at 16 frames a second: 4 frames to a latent, after the first; patches of 16 pixels.
 CLIPS = [(1 + seconds * 4) * patches for seconds in (10, 15) for patches in (45 * 80, 68 * 120)]
 IDEAL_SECONDS, PUBLISHED_SECONDS = 2.76, 3.44  # joint on 32 H100, without communication and as published
-BLOCKS, PASSES = 57, 3  # FLUX; forward, recomputation and backward each exchange once
-BANDWIDTH, BANDWIDTH_ACROSS = 150e9, 50e9  # bytes a second and rank, in a node of 8 and between nodes
+H100, FLUX = Cluster(ranks=RANKS, node=DOMAIN), ModelShape(width=WIDTH, heads=HEADS)
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -159,31 +159,17 @@ def long_clips(console: Console, seeds: int) -> None:
 
 
 def step_seconds(console: Console, seeds: int) -> None:
-    """Modelled: the speed of a rank is that at which the joint workload, perfectly even, takes 2.76 s."""
-    joint = [synthetic_lengths("paper_joint", seed) for seed in range(seeds)]
-    even = np.mean([COST.work(lens).sum() / RANKS for lens, _ in joint])
-    row_seconds = BLOCKS * PASSES * 4 * WIDTH * 2  # q, k, v and the output, in bf16
-    cost = WorkloadModel(
-        linear=COST.linear * IDEAL_SECONDS / even,
-        quadratic=COST.quadratic * IDEAL_SECONDS / even,
-        traffic=row_seconds / BANDWIDTH,
-        traffic_across=row_seconds / BANDWIDTH_ACROSS,
-    )
-    table = Table(
-        "workload",
-        "layout",
-        "modelled seconds",
-        "of ideal",
-        "above bound",
-        title=f"Modelled step of FLUX on {RANKS} ranks, {BANDWIDTH / 1e9:.0f} GB/s in a node of {DOMAIN}",
-    )
+    """Modelled (docs/cluster-model.md): planned with the cluster's own seconds, traffic included."""
+    cost = H100.workload(FLUX)
+    columns = ("workload", "layout", "modelled seconds", "of ideal", "above bound")
+    table = Table(*columns, title=f"Modelled step of FLUX on {RANKS} H100 in nodes of {DOMAIN}")
     for name in NAMES:
         case = Case([synthetic_lengths(f"paper_{name}", s) for s in range(seeds)], cost=cost, judge=cost)
-        ideal = np.mean([cost.work(lens).sum() / RANKS for lens, _ in case.batches])
+        ideal = np.mean([cluster.ideal_seconds(lens, FLUX, H100) for lens, _ in case.batches])
         layouts = ["none", *(f"g{g}n{RANKS // g}" for g in (1, 2, 4, 8)), best_mixed(case), "elastic"]
         for layout in layouts:
             plans = [plan for plan, _ in case.plans(layout)]
-            seconds = np.mean([plan.seconds(cost) for plan in plans])
+            seconds = np.mean([cluster.step_seconds([plan], FLUX, H100).total for plan in plans])
             gap = np.mean([plan.gap(cost, heads=HEADS, domain=DOMAIN) for plan in plans])
             table.add_row(name, layout, f"{seconds:.3f}", f"{ideal / seconds:.3f}", f"{gap:.4f}")
         table.add_section()
