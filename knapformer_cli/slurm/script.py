@@ -1,0 +1,152 @@
+"""The batch script of a job: directives for Slurm, what runs, and a body that is the same for every job."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from knapformer_cli.schema import SlurmConfig
+
+TIMES = r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a script is written for; paths are absolute and seen by every node."""
+
+    name: str
+    run: Path  # of an array: the folder that holds 00, 01, ...
+    code: Path  # the snapshot
+    work: Path  # where relative paths of the configuration start
+    python: str
+    nodes: int
+    ask: SlurmConfig
+    array: str | None = None  # elements and how many at once, such as 0-7%2
+    dependency: str | None = None
+    settings: tuple[str, ...] = field(
+        default=()
+    )  # compose RUN/config.yaml on the head node, where it is missing
+
+
+def training_script(job: Job) -> str:
+    """The text of RUN/submit.slurm."""
+    about = f"# Trains {job.name}, and goes on after preemption. Slurm reads this file alone: edit it freely."
+    return _script(job, about, "train.sh")
+
+
+def _script(job: Job, about: str, body: str) -> str:
+    lines = ["#!/usr/bin/env bash", about, *_aligned(_directives(job)), "", "set -uo pipefail  # an unset name ends the script; a command that fails does not", ""]
+    lines += [*_aligned(_names(job)), *_site(job.ask)]
+    return "\n".join(lines) + "\n" + (files("knapformer_cli.slurm") / body).read_text()
+
+
+def _directives(job: Job) -> Iterator[tuple[str, str]]:
+    ask, logs = job.ask, f"{job.run}/logs/slurm-{'%A_%a' if job.array else '%j'}.out"
+    for name, value, why in (
+        ("job-name", job.name, "in squeue"),
+        ("nodes", str(job.nodes), "machines"),
+        ("ntasks-per-node", "1", "a launcher a node; it starts the ranks of its node"),
+        ("gpus-per-node", str(ask.gpus_per_node) if ask.gpus_per_node else None, "a rank each"),
+        ("cpus-per-task", None if ask.cpus is None else str(ask.cpus), "of a node, for ranks and decoding"),
+        ("mem", ask.memory, "of a node; 0 is all of it"),
+        ("time", ask.time, "of one start; what is not done by then goes on in the next"),
+        ("partition", ask.partition, "queue"),
+        ("account", ask.account, "pays"),
+        ("qos", ask.qos, "quality of service"),
+        ("constraint", ask.constraint, "features that the nodes must have"),
+        ("array", job.array, "elements; %N lets N of them run at once"),
+        ("dependency", job.dependency, "waits for other jobs"),
+        (
+            "signal",
+            f"USR1@{ask.grace}",
+            "seconds before the end of the time at which all ranks are told to save",
+        ),
+        ("chdir", str(job.work), "relative paths of the configuration start here"),
+        ("output", logs, "one log for all starts and nodes"),
+        ("open-mode", "append", "a requeued job goes on in the same log"),
+    ):
+        if value is not None:
+            yield f"#SBATCH --{name}={_directive(name, value)}", why
+    if ask.requeues:
+        yield "#SBATCH --requeue", "the job may start again under its number"
+    else:
+        yield "#SBATCH --no-requeue", "the job starts once"
+    for option in ask.options:
+        yield f"#SBATCH {option}", "slurm.options"
+
+
+def _directive(name: str, value: str) -> str:
+    """The value as Slurm reads it; ValueError for what would end the line, the quotes or begin a pattern."""
+    if re.search(r"[\"'\\\n#]", value) or (name == "chdir" and "%" in value):
+        raise ValueError(f"--{name}={value!r} cannot be written into a batch script; use no quotes, # or %")
+    return f'"{value}"' if re.search(r"\s", value) else value
+
+
+def _names(job: Job) -> Iterator[tuple[str, str]]:
+    container = _container(job)
+    yield f"RUN={_quote(job.run)}", "the run folder: config.yaml, logs, checkpoints"
+    yield f"CODE={_quote(job.code)}", "the code that was submitted"
+    yield f"PYTHON={_quote(job.python)}", "of the ranks"
+    yield f"TELLER={'python3' if container else '$PYTHON'}", "says at the end what happened; any Python 3.11"
+    yield f"REQUEUES={job.ask.requeues}", "how often a preempted job starts again"
+    yield f"CONTAINER=({container})", "options of srun"
+    if job.settings:
+        yield f"SETTINGS=({shlex.join(job.settings)})", "of the run, where RUN holds no config.yaml yet"
+
+
+def _container(job: Job) -> str:
+    """srun's options of the pyxis plugin; the container sees the run folder and the working folder."""
+    if job.ask.container is None:
+        return ""
+    mounts = [f"{path}:{path}" for path in dict.fromkeys([job.work, job.run, job.code])] + job.ask.mounts
+    return shlex.join([f"--container-image={job.ask.container}", f"--container-mounts={','.join(mounts)}"])
+
+
+def _site(ask: SlurmConfig) -> list[str]:
+    lines = [f"export {name}={_quote(value)}" for name, value in ask.env.items()] + ask.setup
+    return ["", "# slurm.env and slurm.setup", *lines] if lines else []
+
+
+def _quote(value: object) -> str:
+    return shlex.quote(str(value))
+
+
+def _aligned(lines: Iterator[tuple[str, str]]) -> Iterator[str]:
+    """Code and what it means, the meanings below each other."""
+    pairs = list(lines)
+    width = min(44, max(len(code) for code, _ in pairs))
+    for code, why in pairs:
+        yield f"{code:<{width}} # {why}" if why else code
+
+
+def check_slurm(ask: SlurmConfig) -> None:
+    """Raise ValueError for what no batch script can ask."""
+    if ask.gpus_per_node < 0:
+        raise ValueError(
+            f"slurm.gpus_per_node is {ask.gpus_per_node}; it must be at least 0, which means CPU"
+        )
+    if ask.requeues < 0:
+        raise ValueError(f"slurm.requeues is {ask.requeues}; it must be at least 0")
+    if not re.fullmatch(TIMES, ask.time):
+        raise ValueError(
+            f"slurm.time is {ask.time!r}; write MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES:SECONDS"
+        )
+    if not 1 <= ask.grace < seconds(ask.time):
+        raise ValueError(
+            f"slurm.grace is {ask.grace}; it must be at least 1, and less than slurm.time={ask.time}"
+        )
+
+
+def seconds(time: str) -> int:
+    """Seconds of Slurm's ways to write a time: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, secs = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, secs = parts
+    else:
+        hours, minutes, secs = 0, *(*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs

@@ -1,0 +1,174 @@
+"""What a job lives through, on a real Slurm of two nodes: the same curve as without any of it."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from knapformer_cli.slurm.ending import last_step
+from knapformer_cli.training.checkpoint import check_complete, complete_checkpoints
+from knapformer_cli.training.metrics import read_metrics
+from tests.knapformer_cli.slurm.cluster import Cluster
+from tests.knapformer_cli.slurm.conftest import STEPS, knapformer, log, processes, submit
+from tests.knapformer_cli.test_training import train_all
+from tests.spawn import spawn
+
+pytestmark = pytest.mark.slurm
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
+
+
+def step(run: Path) -> int:
+    return last_step(run) or 0
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> list[float]:
+    """The losses of the same run on two ranks without Slurm."""
+    run = tmp_path_factory.mktemp("reference") / "run"
+    spawn([train_all], 2, [[*small, f"training.steps={STEPS}", f"scheduler.steps={STEPS}", f"run.dir={run}"]])
+    return losses(run)
+
+
+def ends(cluster: Cluster, number: str, seconds: float = 240) -> dict[str, str]:
+    """Wait for the end of a job; what Slurm knows of it then."""
+    active = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+    cluster.until(lambda: cluster.job(number)["JobState"] not in active, seconds, f"the end of job {number}")
+    return cluster.job(number)
+
+
+def hold_workers(cluster: Cluster, number: str, run: Path, at: int) -> list[int]:
+    """Stop the ranks within a step once `at` steps are done, so that what follows finds them there."""
+    cluster.until(lambda: step(run) >= at, 120, f"step {at} of {run}")
+    ranks = processes(number, "knapformer_cli.worker")
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    return ranks
+
+
+def is_pending(process: int, number: signal.Signals) -> bool:
+    """Whether a stopped process has been sent the signal."""
+    waiting = re.findall(r"(?:SigPnd|ShdPnd):\s*(\w+)", Path(f"/proc/{process}/status").read_text())
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in waiting)
+
+
+def preempted_while_held(cluster: Cluster, number: str, run: Path, ranks: list[int]) -> None:
+    """Let the stopped ranks go on once the warning has reached them, and wait until the job is requeued."""
+    before = int(cluster.job(number)["Restarts"])
+    cluster.until(lambda: all(is_pending(rank, signal.SIGUSR1) for rank in ranks), 90, "USR1 to every rank")
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    cluster.until(lambda: int(cluster.job(number)["Restarts"]) > before, 60, "the requeue")
+    cluster.until(lambda: cluster.job(number)["JobState"] == "PENDING", 60, "the end of the first start")
+    assert (run / "PREEMPTED").is_file()
+
+
+def start_again(cluster: Cluster, number: str) -> None:
+    """Without the two minutes that Slurm waits after a requeue, and with time to finish."""
+    cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now", "TimeLimit=10")
+
+
+def test_warned_before_its_limit_a_job_saves_and_is_requeued_and_ends_with_the_same_curve(
+    cluster: Cluster, tmp_path: Path, job: list[str], curve: list[float]
+) -> None:
+    run = tmp_path / "run"
+    number = submit(run, *job, "--time=1", "slurm.grace=10", "logging.wandb=offline")
+    preempted_while_held(cluster, number, run, hold_workers(cluster, number, run, at=8))
+    first = json.loads((run / "PREEMPTED").read_text())
+    assert first["step"] == step(run) == int(complete_checkpoints(run / "checkpoints")[-1].name)
+    waiting = knapformer("slurm", "status", str(run)).stdout
+    assert "PENDING (BeginTime: it may not start yet" in waiting
+    assert f"ended      preempted and requeued (1 of 20) at step {first['step']}" in waiting
+    start_again(cluster, number)
+    ranks = hold_workers(cluster, number, run, at=first["step"] + 4)
+    cluster.run("scancel", "--signal=USR1", number)
+    preempted_while_held(cluster, number, run, ranks)
+    start_again(cluster, number)
+    state = ends(cluster, number)
+    assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "2")
+    assert losses(run) == pytest.approx(curve, rel=1e-5)
+    assert len({path.name.rpartition("-")[2] for path in run.glob("wandb/*run-*")}) == 1
+    assert not (run / "PREEMPTED").exists()
+    assert log(run).splitlines()[-1] == f"job {number} ended: finished at step {STEPS}"
+    assert "preempted and requeued (2 of 20)" in log(run)
+
+
+def test_scancel_leaves_a_whole_checkpoint_and_no_process(
+    cluster: Cluster, tmp_path: Path, job: list[str]
+) -> None:
+    run = tmp_path / "run"
+    number = submit(run, *job, "training.steps=100000", "scheduler.decay=constant", "checkpoint.every=3")
+    cluster.until(lambda: step(run) >= 6, 120, "step 6")
+    done = knapformer("slurm", "cancel", str(run))
+    assert done.returncode == 0, done.stderr
+    assert ends(cluster, number, 60)["JobState"] == "CANCELLED"
+    cluster.until(lambda: not processes(number), 30, "the end of every process")
+    saved = complete_checkpoints(run / "checkpoints")
+    assert check_complete(saved[-1]).name == f"{step(run):010d}"
+    assert f"ended: stopped by Slurm at step {step(run)} (checkpoint {saved[-1].name})" in log(run)
+    again = knapformer("slurm", "cancel", str(run))
+    assert (again.returncode, "has ended already" in again.stderr) == (2, True)
+
+
+def test_a_killed_rank_fails_the_job_within_a_minute_and_is_named(
+    cluster: Cluster, tmp_path: Path, job: list[str]
+) -> None:
+    run = tmp_path / "run"
+    number = submit(run, *job, "training.steps=100000", "scheduler.decay=constant")
+    killed = kill_a_rank(cluster, number, run, "n1")
+    begin = time.monotonic()
+    state = ends(cluster, number, 60)
+    assert time.monotonic() - begin < 60
+    assert state["JobState"] == "FAILED"
+    said = log(run)
+    assert re.search(rf"ended: failed with exit code 1 .*rank {killed} on n1 failed.*SIGKILL", said), said
+    assert "SIGKILL" in knapformer("slurm", "status", str(run)).stdout
+
+
+def test_with_restarts_a_killed_rank_comes_back_from_the_last_checkpoint(
+    cluster: Cluster, tmp_path: Path, job: list[str], curve: list[float]
+) -> None:
+    run = tmp_path / "run"
+    number = submit(run, *job, "launch.restarts=1", "checkpoint.every=5")
+    kill_a_rank(cluster, number, run, "n1")
+    assert ends(cluster, number)["JobState"] == "COMPLETED"
+    assert losses(run) == pytest.approx(curve, rel=1e-5)
+    assert "resumed at step" in log(run)
+
+
+def kill_a_rank(cluster: Cluster, number: str, run: Path, node: str) -> str:
+    """End the rank of a node with SIGKILL after some steps; returns its number."""
+    cluster.until(lambda: step(run) >= 7, 120, "step 7")
+    for process in processes(number, "knapformer_cli.worker"):
+        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        known = dict(pair.decode().split("=", 1) for pair in environment if b"=" in pair)
+        if known["SLURMD_NODENAME"] == node:
+            os.kill(process, signal.SIGKILL)
+            return known["RANK"]
+    raise AssertionError(f"no rank of job {number} on {node}")
+
+
+def test_an_array_sweep_writes_a_run_folder_each_and_one_wandb_group(
+    cluster: Cluster, tmp_path: Path, job: list[str]
+) -> None:
+    run = tmp_path / "sweep"
+    words = [*job, "training.steps=1,2", "--sweep", "--nodes=1", "logging.wandb=offline"]
+    done = knapformer("slurm", "train", *words, f"run.dir={run}", "--submit")
+    assert done.returncode == 0, done.stderr
+    numbers = [(run / element / "JOB").read_text().strip() for element in ("00", "01")]
+    for number in numbers:
+        assert ends(cluster, number)["JobState"] == "COMPLETED", log(run)
+    assert [len(losses(run / element)) for element in ("00", "01")] == [1, 2]
+    groups = [
+        re.findall(r"group: (\w+)", (run / element / "config.yaml").read_text()) for element in ("00", "01")
+    ]
+    assert groups == [["sweep"], ["sweep"]]
+    assert all(list((run / element / "wandb").glob("*run-*")) for element in ("00", "01"))
+    said = knapformer("slurm", "status", str(run)).stdout
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith("ended")] == ["1", "2"]
