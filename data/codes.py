@@ -65,7 +65,7 @@ def parse_codes(code: str) -> list[CodePart]:
             )
         parts.append(CodePart(text.strip(), ranks, samples, pixels, frames, bool(compressed)))
     if (total := sum(part.ranks * part.samples for part in parts)) > MOST_SEQUENCES:
-        raise ValueError(f"length code {code!r} has {total:,} sequences; at most {MOST_SEQUENCES:,} are drawn")
+        raise ValueError(f"length code {code!r} has {total:,} sequences; at most {MOST_SEQUENCES:,} can be")
     return parts
 
 

@@ -94,7 +94,9 @@ class LoggingConfig:
 
 @dataclass
 class LaunchConfig:
-    ranks: int | None = None  # processes on this machine; unset: one a GPU, or two on CPU
+    ranks: int | None = None  # processes on each machine; unset: one a GPU, or two on CPU
+    nodes: int = 1  # machines
+    restarts: int = 0  # how often all ranks start again after one failed, from the last checkpoint
     device: str = "auto"  # auto | cpu | cuda
     port: int = 0  # of the rendezvous; 0 takes a free one
     timeout: int = 600  # seconds a collective may take before the job ends
@@ -122,7 +124,8 @@ class ClusterConfig:
 class ProfileConfig:
     ranks: int = 32
     steps: int = 20
-    layouts: list[str] = field(default_factory=list)  # empty: none, all uniform ones, elastic
+    layouts: list[str] = field(default_factory=list)  # beside none, all uniform ones and elastic
+    uniform: bool = True  # plan every spec of equal bags
     tune: bool = False  # search the static specs as well
     run: str | None = None  # a run folder: its logged lengths and measured times
     lengths: str | None = None  # a CSV or JSONL file of lengths

@@ -1,0 +1,93 @@
+"""`knapformer profile`: plan many steps, compare layouts, write the report."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from knapformer_cli.profile.figures import Results, report_json, rich_table
+from knapformer_cli.profile.score import CannotPlan, Scene, Score, score_layout
+from knapformer_cli.profile.settings import Question, read_question
+from knapformer_cli.profile.tune import tune_static
+from knapformer_cli.schema import ProfileConfig
+
+
+def profile_command(overrides: Sequence[str]) -> None:
+    """Print the table of layouts and write report.json, report.html, pictures and animation to run.dir."""
+    question = read_question(overrides)
+    folder = open_folder(question.config.run.dir)
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=150)
+    for note in question.notes:
+        out.print(note, highlight=False)
+    with progress_bar() as (bar, task):
+        results = compare(question, bar, task)
+        (folder / "report.json").write_text(
+            json.dumps(report_json(results), indent=2, allow_nan=False) + "\n"
+        )
+        bar.update(task, description="drawing", total=None)
+    out.print(rich_table(results))
+    for layout, reason in results.refused.items():
+        out.print(f"{layout} cannot plan this mix: {reason}", highlight=False)
+    out.print(results.sentence(), highlight=False)
+    out.print(f"{folder}/report.html", highlight=False, soft_wrap=True)
+
+
+def compare(question: Question, bar: Progress, task: TaskID) -> Results:
+    """Score every layout, and search static specs where asked."""
+    scene, profile = question.scene, question.config.profile
+    layouts = chosen_layouts(scene, profile)
+    steps = len(scene.mix.batches)
+    bar.update(task, total=steps * len(layouts))
+    scores: list[Score] = []
+    refused: dict[str, str] = {}
+
+    def score(layout: str) -> None:
+        bar.update(task, description=f"planning {layout}")
+        try:
+            scores.append(score_layout(scene, layout, lambda: bar.advance(task)))
+        except CannotPlan as error:
+            refused[layout] = str(error)
+
+    for layout in layouts[:-1]:
+        score(layout)
+    tuned = None
+    if profile.tune:
+        tried = iter(range(10**9))
+        tuned = tune_static(scene, lambda: bar.update(task, description=f"searching, {next(tried)} specs"))
+        if tuned[0] not in layouts:
+            score(tuned[0])
+    score(layouts[-1])
+    if not any(found.layout == "none" for found in scores):
+        raise ValueError(f"the mix cannot be planned even without balancing: {refused['none']}")
+    return Results(question, scores, refused, tuned)
+
+
+def chosen_layouts(scene: Scene, profile: ProfileConfig) -> list[str]:
+    """`none`, uniform bags, given ones, and `elastic` last; each once."""
+    uniform = scene.uniform_layouts() if profile.uniform else []
+    given = [layout for layout in profile.layouts if layout not in ("none", "elastic")]
+    return list(dict.fromkeys(["none", *uniform, *given, "elastic"]))
+
+
+def open_folder(name: str) -> Path:
+    """run.dir, made where it is missing; ValueError where it cannot be written."""
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "report.json").touch()
+    except OSError as error:
+        raise ValueError(f"run.dir {folder} cannot be written: {error.strerror}") from error
+    return folder
+
+
+@contextmanager
+def progress_bar() -> Iterator[tuple[Progress, TaskID]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar, bar.add_task("planning", total=None)
