@@ -1,0 +1,309 @@
+"""Pictures of the mix and of its work: per rank, over steps, by source.
+
+N steps, R ranks, B blocks, K columns.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from knapformer_cli.profile.blocks import MOST_RANKS, Blocks, rank_blocks
+from knapformer_cli.profile.figures import Results
+from knapformer_cli.profile.mix import Batch
+from knapformer_cli.profile.score import Score
+from knapformer_cli.profile.theme import LIGHT, Drawing, Sheet, source_colours
+
+
+def typical_step(results: Results) -> int:
+    """The step whose imbalance without balancing is the median one."""
+    return int(np.argsort(results.none.work_N, kind="stable")[len(results.none.work_N) // 2])
+
+
+def colours(results: Results) -> dict[str, str]:
+    """A colour for each source, in order of the mean work of a sequence."""
+    mix, cost = results.scene.mix, results.scene.cost
+    total_S, count_S = np.zeros(len(mix.sources)), np.zeros(len(mix.sources))
+    for batch in mix.batches:
+        np.add.at(total_S, batch.source_S, cost.work(batch.len_S))
+        np.add.at(count_S, batch.source_S, 1)
+    order = np.argsort(total_S / np.maximum(count_S, 1), kind="stable")
+    return source_colours([mix.sources[source] for source in order if count_S[source]])
+
+
+def work_drawing(results: Results) -> Drawing:
+    """Every sequence a block on the rank that computes it, before and after."""
+    scene, best, at = results.scene, results.best, typical_step(results)
+    batch, step = scene.mix.batches[at], scene.mix.steps[at]
+    after = best if best.layout != "none" or len(results.scores) == 1 else results.scores[-1]
+    panels = [
+        ("before", "as read (none)", _blocks(results, batch, "none")),
+        ("after", after.layout, _blocks(results, batch, after.layout)),
+    ]
+    names = colours(results)
+
+    def paint(sheet: Sheet) -> None:
+        columns = max(1, (sheet.width - 190) // 150) if sheet.wide else 2
+        rows = -(-(len(names) + 1) // columns)
+        hatched = "" if panels[1][2].grouped else "hatched: split"
+        sheet.legend(names, columns, hatched)
+        free = sheet.height - 19 * rows - 2 * 52
+        share = [max(blocks.most, 1.0) * 1.08 for _, _, blocks in panels]
+        top = 19 * rows + 8.0
+        for number, (when, layout, blocks) in enumerate(panels):
+            height = free * share[number] / sum(share)
+            bottom = sheet.height - top - 22 - height
+            axes = sheet.axes(38, bottom, 4, top + 22)
+            _stacks(axes, blocks, scene.mix.sources, names, when, scene.cluster.node)
+            axes.set_ylim(0, share[number])
+            axes.set_title(f"{when}: {layout}")
+            top += height + 52
+            if number:
+                words = "ranks, sorted by work" if blocks.grouped else "rank, in nodes"
+                axes.set_xlabel(words)
+            axes.set_ylabel("work / mean")
+
+    grouped = scene.mix.ranks > MOST_RANKS
+    return Drawing(
+        "work",
+        "Work of each rank, before and after",
+        f"Step {step}, the one of median imbalance. "
+        + (
+            "Ranks are sorted by work and drawn in groups, the colours are sources. "
+            if grouped
+            else "Every block is a sequence, or the part of a split one, coloured by source. "
+        )
+        + "The height is modelled work over that of the mean rank; both panels have one scale.",
+        paint,
+        (520, 640),
+        {when: blocks.words_B for when, _, blocks in panels},
+    )
+
+
+def _blocks(results: Results, batch: Batch, layout: str) -> Blocks:
+    scene = results.scene
+    return rank_blocks(scene.plan(layout, batch), batch, scene.cost, scene.mix.sources)
+
+
+def _stacks(
+    axes: Axes, blocks: Blocks, sources: list[str], names: dict[str, str], when: str, node: int
+) -> None:
+    """One collection, in the order of blocks, so that each can have its words."""
+    gap = 0.0 if blocks.grouped else 0.45
+    left_B = blocks.column_B + gap * (blocks.column_B // node)
+    right_B, top_B = left_B + (1.0 if blocks.grouped else 0.86), blocks.bottom_B + blocks.height_B
+    corners_B42 = np.stack(
+        [
+            np.stack([left_B, blocks.bottom_B], 1),
+            np.stack([left_B, top_B], 1),
+            np.stack([right_B, top_B], 1),
+            np.stack([right_B, blocks.bottom_B], 1),
+        ],
+        1,
+    )
+    face_B = np.array([names[sources[source]] for source in blocks.source_B])
+    thin = len(face_B) > 600
+    for split in (False, True):
+        here = np.flatnonzero(blocks.split_B == split)
+        axes.add_collection(
+            PolyCollection(
+                corners_B42[here],
+                facecolors=face_B[here],
+                edgecolors=LIGHT["page"],
+                linewidths=0.0 if blocks.grouped else 0.35 if thin else 0.8,
+                hatch="////" if split else None,
+                clip_on=False,
+                gid=f"{when}-split" if split else when,
+            )
+        )
+    end = blocks.columns + gap * ((blocks.columns - 1) // node)
+    axes.set_xlim(-0.2, end)
+    axes.axhline(1.0, color=LIGHT["ink"], linewidth=1.0, linestyle=(0, (4, 3)))
+    _mark_slowest(axes, blocks, blocks.slowest + gap * (blocks.slowest // node) + 0.43, end)
+    if blocks.grouped:
+        axes.set_xticks([])
+    else:
+        ranks = np.arange(0, blocks.columns, max(1, min(node, blocks.columns // 4 or 1)))
+        axes.set_xticks(ranks + gap * (ranks // node) + 0.43, [str(rank) for rank in ranks])
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(left=False)
+    axes.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+
+
+def _mark_slowest(axes: Axes, blocks: Blocks, place: float, end: float) -> None:
+    right = place > end / 2
+    axes.annotate(
+        f"slowest: rank {blocks.rank}, {blocks.most:.3g} x the mean"
+        if blocks.most >= 1.01
+        else f"slowest: rank {blocks.rank}, {blocks.most:.4f} x the mean",
+        (place, blocks.most),
+        xytext=(-4 if right else 4, 4),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="bottom",
+        color=LIGHT["alarm"],
+        fontsize=11,
+        annotation_clip=False,
+    )
+    axes.plot([place], [blocks.most], marker="v", markersize=6, color=LIGHT["alarm"], clip_on=False)
+
+
+def steps_drawing(results: Results) -> Drawing:
+    """How far the busiest rank is above the mean, in every step and layout."""
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(52, 40, 96 if sheet.wide else 78, 12)
+        number_N = np.array(results.scene.mix.steps)
+        lines = {score.layout: 100 * np.maximum(score.work_N - 1, 1e-4) for score in results.scores}
+        for score in results.scores:
+            colour, width = layout_look(score, results)
+            axes.plot(
+                number_N,
+                lines[score.layout],
+                color=colour,
+                linewidth=width,
+                marker="o" if len(number_N) < 4 else "",
+                markersize=4,
+                clip_on=False,
+            )
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(10, numticks=6))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.tick_params(which="minor", length=0)
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.margins(x=0.01)
+        axes.set_xlabel("step")
+        ends = {layout: float(line_N[-1]) for layout, line_N in lines.items()}
+        _end_labels(axes, sheet, ends, {s.layout: layout_look(s, results)[0] for s in results.scores})
+
+    return Drawing(
+        "steps",
+        "Busiest rank above the mean, step by step",
+        "Modelled work of the busiest rank, per cent above the mean rank; logarithmic, below 0.01 % as 0.01 %.",
+        paint,
+        (300, 300),
+        {},
+    )
+
+
+def layout_look(score: Score, results: Results) -> tuple[str, float]:
+    """Colour and width of a layout's line: what matters is the best one and the reading order."""
+    if score.layout == results.best.layout:
+        return LIGHT["accent"], 2.4
+    if score.layout == "none":
+        return LIGHT["alarm"], 1.8
+    return LIGHT["muted"], 1.0
+
+
+def _end_labels(axes: Axes, sheet: Sheet, ends: dict[str, float], looks: dict[str, str]) -> None:
+    """Names at the right ends of lines, pushed apart where they would overlap."""
+    low, high = np.log10(axes.get_ylim())
+    tall = sheet.height - 52
+    order = sorted(ends, key=lambda layout: ends[layout])
+    place = [(np.log10(ends[layout]) - low) / (high - low) * tall for layout in order]
+    for i in range(1, len(place)):
+        place[i] = max(place[i], place[i - 1] + 14)
+    over = max(place[-1] - tall, 0.0)
+    for i in range(len(place) - 1, -1, -1):
+        place[i] = min(place[i], tall - 14 * (len(place) - 1 - i)) if over else place[i]
+    for layout, height in zip(order, place, strict=True):
+        axes.annotate(
+            layout,
+            (1.0, height / tall),
+            xycoords="axes fraction",
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=looks[layout],
+            fontsize=11,
+            annotation_clip=False,
+        )
+
+
+def mix_drawing(results: Results) -> Drawing:
+    """Lengths by source, and how much of the tokens and of the work each source is."""
+    scene, names = results.scene, colours(results)
+    len_S = np.concatenate([batch.len_S for batch in scene.mix.batches])
+    source_S = np.concatenate([batch.source_S for batch in scene.mix.batches])
+    steps = len(scene.mix.batches)
+    by_name = {name: len_S[source_S == scene.mix.sources.index(name)] for name in names}
+
+    def paint(sheet: Sheet) -> None:
+        columns = 5 if sheet.wide else 2
+        room = 19 * -(-len(names) // columns) + 14.0
+        sheet.legend(names, columns)
+        if sheet.wide:
+            left = sheet.axes(46, 44, 500, room + 20)
+            right = sheet.axes(606, 44, 8, room + 20)
+        else:
+            left = sheet.axes(46, sheet.height - room - 220, 6, room + 20)
+            right = sheet.axes(76, 30, 6, sheet.height - 172)
+        _lengths(left, by_name, names, steps)
+        _shares(right, by_name, names, results)
+
+    return Drawing(
+        "mix",
+        "Lengths, tokens and work by source",
+        "Left, sequences of a step by their length (logarithmic). Right, what share of the sequences, the tokens and "
+        "the modelled work each source is: attention costs the square of the length.",
+        paint,
+        (330, 490),
+        {},
+    )
+
+
+def _lengths(axes: Axes, by_name: dict[str, np.ndarray], names: dict[str, str], steps: int) -> None:
+    every = np.concatenate(list(by_name.values()))
+    low, high = every.min(), max(every.max(), every.min() + 1)
+    edges = np.geomspace(low * 0.97, high * 1.03, 41)
+    base = np.zeros(40)
+    for name, lens in by_name.items():
+        count = np.histogram(lens, edges)[0] / steps
+        axes.bar(
+            edges[:-1],
+            count,
+            np.diff(edges),
+            base,
+            align="edge",
+            color=names[name],
+            linewidth=0,
+            clip_on=False,
+        )
+        base += count
+    axes.set_xscale("log")
+    decades = [10.0**d for d in range(12) if edges[0] <= 10.0**d <= edges[-1]]
+    ticks = decades if len(decades) > 1 else np.geomspace(low, high, 3)
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", which="minor", length=2)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("tokens of a sequence")
+    axes.set_title("sequences a step")
+
+
+def _shares(axes: Axes, by_name: dict[str, np.ndarray], names: dict[str, str], results: Results) -> None:
+    cost = results.scene.cost
+    rows: dict[str, Sequence[float]] = {
+        "work": [float(cost.work(lens).sum()) for lens in by_name.values()],
+        "tokens": [float(lens.sum()) for lens in by_name.values()],
+        "sequences": [float(len(lens)) for lens in by_name.values()],
+    }
+    for row, values in enumerate(rows.values()):
+        start, total = 0.0, sum(values)
+        for name, value in zip(by_name, values, strict=True):
+            share = 100 * value / total
+            axes.barh(row, share, 0.62, start, color=names[name], edgecolor=LIGHT["page"], linewidth=0.8)
+            start += share
+    axes.set_yticks(range(3), list(rows))
+    axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
+    axes.set_xlim(0, 100)
+    axes.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+    axes.spines["left"].set_visible(False)
+    axes.set_title("share of a step")

@@ -1,0 +1,328 @@
+"""Pictures of what the cluster does: traffic between ranks, memory, seconds by part, measured beside modelled.
+
+N steps, R ranks, K columns.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
+
+from knapformer import RoutingPlan
+from knapformer_cli.profile.charts import layout_look, typical_step
+from knapformer_cli.profile.figures import Results, seconds_words
+from knapformer_cli.profile.score import PARTS, Score
+from knapformer_cli.profile.theme import LIGHT, Drawing, Sheet
+
+LEVELS = 5
+MOST_CELLS = 64  # ranks, or groups of neighbours, on a side of a heat map
+
+
+def traffic_drawing(results: Results) -> Drawing:
+    """Who sends how many tokens to whom, at routing and in an attention exchange."""
+    scene, at = results.scene, typical_step(results)
+    plans = scene.plan(results.best.layout, scene.mix.batches[at])
+    group = -(-scene.mix.ranks // MOST_CELLS)
+    maps = {
+        "moved at routing": sum(moved_KK(plan, group) for plan in plans),
+        "sent in one attention exchange": sum(attention_KK(plan, group) for plan in plans),
+    }
+
+    def paint(sheet: Sheet) -> None:
+        side = 380.0 if sheet.wide else sheet.width - 50
+        for number, (title, table_KK) in enumerate(maps.items()):
+            left = 44 + number * 490 if sheet.wide else 44
+            top = 24.0 if sheet.wide else 24.0 + number * (side + 100)
+            axes = sheet.axes(left, sheet.height - top - side, sheet.width - left - side, top)
+            _heat(axes, np.asarray(table_KK), scene.cluster.node / group)
+            axes.set_title(title)
+            axes.set_xlabel(f"{'home' if number == 0 else 'sending'} rank → column receives")
+            axes.set_ylabel("from rank")
+            axes.set_xlabel("to rank")
+            ticks = axes.get_xticks()
+            axes.set_xticks(ticks, [f"{tick * group:.0f}" for tick in ticks])
+            axes.set_yticks(ticks, [f"{tick * group:.0f}" for tick in ticks])
+            _levels(axes, np.asarray(table_KK))
+
+    return Drawing(
+        "traffic",
+        "Tokens between ranks",
+        f"Step {scene.mix.steps[at]} with {results.best.layout}. Left, tokens that leave the rank that read them; "
+        "right, tokens that a rank sends to each peer in one attention all-to-all. Lines are borders of nodes."
+        + (f" A cell is {group} neighbouring ranks." if group > 1 else ""),
+        paint,
+        (490, 860),
+        {},
+    )
+
+
+def moved_KK(plan: RoutingPlan, group: int) -> np.ndarray:
+    """[from, to] tokens that travel between groups of ranks at routing."""
+    away_C = plan.home_C != plan.host_C
+    columns = -(-plan.n_ranks // group)
+    table_KK = np.zeros((columns, columns))
+    np.add.at(table_KK, (plan.home_C // group, plan.host_C // group), plan.len_C * away_C)
+    return table_KK
+
+
+def attention_KK(plan: RoutingPlan, group: int) -> np.ndarray:
+    """[from, to] tokens that travel between groups of ranks in one exchange: a chunk's rows / degree a peer."""
+    columns = -(-plan.n_ranks // group)
+    table_KK = np.zeros((columns, columns))
+    split = np.flatnonzero(plan.degree_C() > 1)
+    first, degree = split[plan.first_C()[split]], plan.degree_C()
+    for size in np.unique(degree[first]):
+        # The chunks of a sequence are neighbours, so those of one degree make a table.
+        chunk_SG = first[degree[first] == size][:, None] + np.arange(size)
+        host_SG, rows_SG = plan.host_C[chunk_SG], plan.len_C[chunk_SG] / size
+        for peer in range(1, size):
+            other_SG = np.roll(host_SG, -peer, axis=1)
+            np.add.at(table_KK, (host_SG // group, other_SG // group), rows_SG)
+    return table_KK
+
+
+def level_edges(table_KK: np.ndarray) -> np.ndarray:
+    """Lower ends of the levels of a heat map, each twice the one before."""
+    return table_KK.max() / 2.0 ** np.arange(LEVELS, 0, -1)
+
+
+def _heat(axes: Axes, table_KK: np.ndarray, node: float) -> None:
+    """Cells of one level are one path, so that a large map stays a small file."""
+    count = len(table_KK)
+    axes.set_xlim(0, count)
+    axes.set_ylim(count, 0)
+    axes.set_aspect("equal")
+    if table_KK.max() > 0:
+        level_KK = np.digitize(table_KK, level_edges(table_KK)) - 1
+        level_KK = np.where(table_KK > 0, np.maximum(level_KK, 0), -1)
+        for level in range(LEVELS):
+            row_N, column_N = np.nonzero(level_KK == level)
+            if len(row_N):
+                x, y = column_N[:, None], row_N[:, None]
+                corners = np.stack(
+                    [np.hstack([x, x + 1, x + 1, x, x]), np.hstack([y, y, y + 1, y + 1, y])], 2
+                )
+                codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(row_N))
+                path = Path(corners.reshape(-1, 2), codes)
+                axes.add_patch(PathPatch(path, facecolor=LIGHT[f"q{level}"], linewidth=0))
+    else:
+        axes.text(0.5, 0.5, "no tokens", transform=axes.transAxes, ha="center", color=LIGHT["muted"])
+    for border in np.arange(node, count, node) if node >= 1 else ():
+        axes.axhline(border, color=LIGHT["muted"], linewidth=0.5)
+        axes.axvline(border, color=LIGHT["muted"], linewidth=0.5)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=LIGHT["line"])
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ticks = [tick for tick in axes.get_xticks() if 0 <= tick < count]
+    axes.set_xticks(ticks)
+
+
+def _levels(axes: Axes, table_KK: np.ndarray) -> None:
+    """The legend of a heat map, under it."""
+    if table_KK.max() <= 0:
+        return
+    for level, edge in enumerate(level_edges(table_KK)):
+        x = level / LEVELS
+        axes.annotate(
+            f"≥ {short(edge)}" if level else f"< {short(2 * edge)}",
+            (x, 0),
+            xycoords="axes fraction",
+            xytext=(16, -46),
+            textcoords="offset points",
+            fontsize=11,
+            color=LIGHT["muted"],
+            va="center",
+            annotation_clip=False,
+        )
+        axes.annotate(
+            "■",
+            (x, 0),
+            xycoords="axes fraction",
+            xytext=(0, -46),
+            textcoords="offset points",
+            fontsize=15,
+            color=LIGHT[f"q{level}"],
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def short(number: float) -> str:
+    """Two or three digits, thousands as k."""
+    return f"{number / 1000:.2g}k" if number >= 1000 else f"{number:.3g}"
+
+
+def memory_drawing(results: Results) -> Drawing:
+    """The fullest moment of every rank against what a device has."""
+    scene, best, none = results.scene, results.best, results.none
+    cap, state = scene.cluster.memory / 2**30, _state_gib(results)
+    best_K, none_K = _columns(best.memory_R), _columns(none.memory_R)
+
+    def paint(sheet: Sheet) -> None:
+        axes = sheet.axes(46, 42, 8, 34)
+        x_K = np.arange(len(best_K)) + 0.5
+        axes.bar(x_K, best_K, 0.8, color=LIGHT["s2"], linewidth=0)
+        axes.bar(x_K, np.minimum(best_K, state), 0.8, color=LIGHT["s0"], linewidth=0)
+        axes.plot(
+            x_K, none_K, linestyle="", marker="_", markersize=7, markeredgewidth=2, color=LIGHT["alarm"]
+        )
+        axes.axhline(cap, color=LIGHT["ink"], linewidth=1.2, clip_on=False)
+        top = max(cap, best_K.max(), none_K.max()) * 1.12
+        axes.set_ylim(0, top)
+        axes.set_xlim(0, len(best_K))
+        axes.text(0, cap, f" device memory, {cap:g} GiB", va="bottom", fontsize=11, color=LIGHT["ink"])
+        axes.set_ylabel("GiB")
+        axes.set_xlabel("rank" if len(best_K) == scene.mix.ranks else "ranks, fullest first")
+        if len(best_K) != scene.mix.ranks:
+            axes.set_xticks([])
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        names = {
+            "weights, gradients, optimizer": LIGHT["s0"],
+            f"activations, {best.layout}": LIGHT["s2"],
+            "total, none": LIGHT["alarm"],
+        }
+        sheet.legend(names, 3 if sheet.wide else 1)
+        if not sheet.wide:
+            axes.set_position(sheet.axes(46, 42, 8, 72).get_position())
+            sheet.figure.axes[-1].remove()
+
+    return Drawing(
+        "memory",
+        "Memory of each rank",
+        "Modelled; the most that a rank holds at once in any of the steps, against the memory of the device.",
+        paint,
+        (260, 300),
+        {},
+    )
+
+
+def _state_gib(results: Results) -> float:
+    """Memory of a rank without any token."""
+    scene, none = results.scene, results.none
+    return float((none.memory_R.max() - none.peak_N.max() * scene.shape.token_bytes) / 2**30)
+
+
+def _columns(bytes_R: np.ndarray) -> np.ndarray:
+    """GiB by rank; of many ranks the fullest of each group, sorted."""
+    gib_R = bytes_R / 2**30
+    if len(gib_R) <= MOST_CELLS:
+        return gib_R
+    groups = np.array_split(np.sort(gib_R)[::-1], MOST_CELLS)
+    return np.array([group.max() for group in groups])
+
+
+def seconds_drawing(results: Results) -> Drawing:
+    """Where the modelled seconds of each layout go."""
+    scores, ideal = results.scores, results.ideal
+
+    def paint(sheet: Sheet) -> None:
+        columns = 6 if sheet.wide else 3
+        room = 19.0 * -(-len(PARTS) // columns) + 26
+        sheet.legend({part: LIGHT[part] for part in PARTS}, columns)
+        left = 8 * max(len(score.layout) for score in scores) if sheet.wide else 96
+        axes = sheet.axes(min(left + 10, 240), 40, 70 if sheet.wide else 52, room)
+        for row, score in enumerate(reversed(scores)):
+            start = 0.0
+            for part in PARTS:
+                width = float(score.parts_N[part].mean())
+                axes.barh(row, width, 0.66, start, color=LIGHT[part], linewidth=0)
+                start += width
+            weight = "bold" if score is results.best else "normal"
+            axes.text(start, row, f"  {seconds_words(start)}", va="center", fontsize=11, weight=weight)
+        axes.axvline(ideal, color=LIGHT["ink"], linewidth=1.0, linestyle=(0, (4, 3)))
+        axes.annotate(
+            f"ideal {seconds_words(ideal)} s",
+            (ideal, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=11,
+            annotation_clip=False,
+        )
+        axes.set_yticks(range(len(scores)), [_shortened(score.layout, sheet) for score in reversed(scores)])
+        for label, score in zip(axes.get_yticklabels(), reversed(scores), strict=True):
+            label.set_color(layout_look(score, results)[0] if score is results.best else LIGHT["ink"])
+            label.set_weight("bold" if score is results.best else "normal")
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.set_ylim(-0.6, len(scores) - 0.4)
+        axes.set_xlabel("modelled seconds of a step")
+
+    return Drawing(
+        "seconds",
+        "Where the seconds go",
+        "Modelled seconds of a step, mean over steps. Compute, exchange and routing are the mean rank's; waiting is "
+        "what the slowest rank has beyond it. Only what nothing hides counts as exchange and gradients. The dashed "
+        "line is the ideal: perfectly even, no communication.",
+        paint,
+        (110 + 30 * len(scores), 140 + 30 * len(scores)),
+        {},
+    )
+
+
+def _shortened(layout: str, sheet: Sheet) -> str:
+    """Long specs break over two lines on narrow sheets."""
+    if sheet.wide or len(layout) < 13:
+        return layout
+    middle = layout.find("+", len(layout) // 2 - 2)
+    return layout if middle < 0 else f"{layout[: middle + 1]}\n{layout[middle + 1 :]}"
+
+
+def measured_drawing(results: Results, score: Score) -> Drawing:
+    """What a run measured, beside what is modelled of the same steps."""
+    measured = results.question.measured
+    assert measured is not None
+    number_N, step_N = measured.number_N, measured.step_N
+    modelled_N = np.sum([score.parts_N[part] for part in PARTS], axis=0)
+    busy_NR = measured.busy_NR
+
+    def paint(sheet: Sheet) -> None:
+        both = busy_NR is not None
+        room = 26.0
+        sheet.legend({"measured": LIGHT["accent"], "modelled": LIGHT["s5"]}, 2)
+        if sheet.wide:
+            left = sheet.axes(52, 42, 470 if both else 8, room + 22)
+        else:
+            left = sheet.axes(52, 42 + (220 if both else 0), 8, room + 22)
+        left.plot(number_N, step_N, color=LIGHT["accent"], linewidth=1.8)
+        left.plot(number_N, modelled_N, color=LIGHT["s5"], linewidth=1.8)
+        left.set_ylim(0, max(step_N.max(), modelled_N.max()) * 1.1)
+        left.set_title("seconds of a step")
+        left.set_xlabel("step")
+        left.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if busy_NR is not None:
+            right = sheet.axes(550, 42, 8, room + 22) if sheet.wide else sheet.axes(52, 42, 8, 290)
+            _busy(right, busy_NR, results, score)
+
+    return Drawing(
+        "measured",
+        "Measured beside modelled",
+        f"The run's own steps {number_N[0]} to {number_N[-1]} with {measured.layout}. Left, seconds of the slowest "
+        "rank, measured, and the cluster model's. Right, where ranks are CPUs: processor seconds of each rank over "
+        "the mean rank's, measured, and modelled work; mean over steps, the bars span the steps.",
+        paint,
+        (290, 510),
+        {},
+    )
+
+
+def _busy(axes: Axes, busy_NR: np.ndarray, results: Results, score: Score) -> None:
+    scene = results.scene
+    plans: Sequence[tuple[RoutingPlan, ...]] = [
+        scene.plan(score.layout, batch) for batch in scene.mix.batches
+    ]
+    work_NR = np.stack([sum(plan.work_R(scene.cost) for plan in step) for step in plans])
+    for values_NR, colour, shift in ((busy_NR, LIGHT["accent"], -0.16), (work_NR, LIGHT["s5"], 0.16)):
+        share_NR = values_NR / values_NR.mean(1, keepdims=True)
+        x_R = np.arange(share_NR.shape[1]) + shift
+        axes.vlines(x_R, share_NR.min(0), share_NR.max(0), color=colour, linewidth=1.5)
+        axes.plot(x_R, share_NR.mean(0), "o", color=colour, markersize=5)
+    axes.axhline(1.0, color=LIGHT["line"], linewidth=1.0, zorder=0)
+    axes.set_title("busy / mean of ranks")
+    axes.set_xlabel("rank")
+    axes.set_xlim(-0.6, busy_NR.shape[1] - 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
