@@ -7,20 +7,33 @@ import copy
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from knapformer.layout import split_degrees
 from knapformer.workload import WorkloadModel
 
-# Loads within 1/256 of the bound count as equal: there fewer tokens on the move are worth more.
-TOLERANCE = 256
+# Loads within 1/256 of the bound count as equal: there fewer tokens on the move are worth more. Within 1/208 no
+# other layout can be faster by more than the half percent that a plan may be beaten by: there the search ends.
+TOLERANCE, CLOSE = 256, 208
 
 
 @dataclass(frozen=True)
+class AtHome:
+    """Load, tokens, attention and whole sequences (costliest first) of each rank, and those of other jobs' ranks."""
+
+    load_R: list[int]
+    tokens_R: list[int]
+    heads_R: list[int]
+    pieces_R: list[list[int]]
+    elsewhere: list[int]
+
+
+@dataclass(frozen=True, eq=False)
 class Job:
-    """What all candidates of one batch share: its costs, its goal, and how it lies at home.
+    """What all candidates of one batch share: its costs, its goal, and where it lies at home (-1: elsewhere).
 
     A shard of sequence s split by degrees[g] costs heads_S[s] // degrees[g] for its heads and slopes[g] for
     each of its tokens; whole_S is the cost at degree 1. Costs are integers on a scale (a power of two) that
@@ -44,10 +57,6 @@ class Job:
     whole_S: np.ndarray
     heads_S: np.ndarray
     slopes: list[int]
-    home_load_R: list[int]
-    home_tokens_R: list[int]
-    home_heads_R: list[int]
-    home_pieces_R: list[list[int]]
 
     @classmethod
     def of(
@@ -67,13 +76,6 @@ class Job:
         slope_G = np.rint(scale * cost.chunk_seconds(1.0, 0.0, degree_G)).astype(np.int64)
         heads_S = np.rint(scale * cost.chunk_work(0.0, len_S, 1)).astype(np.int64)
         whole_S = heads_S + slope_G[0] * len_S
-        order = np.lexsort((-whole_S, home_S))
-        ends_R = np.append(0, np.cumsum(np.bincount(home_S, minlength=ranks)))
-
-        def per_rank(value_S: np.ndarray) -> list[int]:
-            return np.diff(np.append(0, np.cumsum(value_S[order]))[ends_R]).tolist()
-
-        pieces, ends = order.tolist(), ends_R.tolist()
         bound = int(cost.lower_bound(len_S, ranks, degrees) * scale)
         mean_heads = int(heads_S.sum()) // ranks
         return cls(
@@ -90,11 +92,49 @@ class Job:
             whole_S=whole_S,
             heads_S=heads_S,
             slopes=slope_G.tolist(),
-            home_load_R=per_rank(whole_S),
-            home_tokens_R=per_rank(len_S),
-            home_heads_R=per_rank(heads_S),
-            home_pieces_R=[pieces[ends[r] : ends[r + 1]] for r in range(ranks)],
         )
+
+    def part(self, rank_R: np.ndarray, seq_S: np.ndarray) -> "Job":
+        """The job of those sequences on whole blocks of those ranks (ascending), which are 0, 1, ... in it."""
+        local_R = np.full(self.ranks + 1, -1)
+        local_R[rank_R] = np.arange(len(rank_R))
+        _, block_R = np.unique(np.array(self.block_R)[rank_R], return_inverse=True)
+        widest = int(np.bincount(block_R).max())
+        degrees = [degree for degree in self.degrees if degree <= widest]
+        return replace(
+            self,
+            ranks=len(rank_R),
+            degrees=degrees,
+            block_R=block_R.tolist(),
+            len_S=self.len_S[seq_S],
+            home_S=local_R[self.home_S[seq_S]],
+            whole_S=self.whole_S[seq_S],
+            heads_S=self.heads_S[seq_S],
+            slopes=self.slopes[: len(degrees)],
+        )
+
+    @cached_property
+    def at_home(self) -> "AtHome":
+        """What every rank holds before anything is placed."""
+        order = np.lexsort((-self.whole_S, self.home_S))
+        ends_R = np.cumsum(np.bincount(self.home_S + 1, minlength=self.ranks + 1))
+
+        def per_rank(value_S: np.ndarray) -> list[int]:
+            return np.diff(np.append(0, np.cumsum(value_S[order]))[ends_R]).tolist()
+
+        pieces, ends = order.tolist(), ends_R.tolist()
+        return AtHome(
+            load_R=per_rank(self.whole_S),
+            tokens_R=per_rank(self.len_S),
+            heads_R=per_rank(self.heads_S),
+            pieces_R=[pieces[ends[r] : ends[r + 1]] for r in range(self.ranks)],
+            elsewhere=pieces[: ends[0]],
+        )
+
+    @property
+    def close(self) -> int:
+        """Load of a rank at which the search may end."""
+        return self.bound + self.bound // CLOSE
 
     @property
     def room_up(self) -> int:
@@ -114,9 +154,9 @@ class Bench:
         self.job, self.goal, self.cap = job, job.goal, job.cap
         self.hedged = False
         self.touched: set[int] = set()
-        self.load_R, self.tokens_R = list(job.home_load_R), list(job.home_tokens_R)
-        self.heads_R = list(job.home_heads_R)
-        self.wholes_R = [list(pieces) for pieces in job.home_pieces_R]
+        home = job.at_home
+        self.load_R, self.tokens_R, self.heads_R = list(home.load_R), list(home.tokens_R), list(home.heads_R)
+        self.wholes_R = [list(pieces) for pieces in home.pieces_R]
         self.shards_R: list[list[int]] = [[] for _ in range(job.ranks)]
         self.home, self.host = job.home_S.tolist(), job.home_S.tolist()
         self.load, self.tokens, self.heads = job.whole_S.tolist(), job.len_S.tolist(), job.heads_S.tolist()
@@ -147,8 +187,10 @@ class Bench:
         return aside
 
     def lift(self, piece: int) -> None:
-        """Take the piece off its rank."""
+        """Take the piece off its rank, if it lies on one."""
         host = self.host[piece]
+        if host < 0:
+            return
         (self.shards_R if self.mates[piece] else self.wholes_R)[host].remove(piece)
         self.load_R[host] -= self.load[piece]
         self.tokens_R[host] -= self.tokens[piece]
@@ -171,14 +213,20 @@ class Bench:
 
     def excess(self, load: int, heads: int) -> int:
         """How far a rank of this load is beyond what the step and its hedge allow."""
-        if not self.hedged:
-            return load - self.goal
-        return max(
-            load - self.goal, load + heads // 3 - self.job.goal_up, load - heads // 5 - self.job.goal_down
-        )
+        slow = load - self.goal
+        return max(slow, self.shakiness(load, heads)) if self.hedged else slow
+
+    def shakiness(self, load: int, heads: int) -> int:
+        """How far a rank of this load is beyond what the hedge allows."""
+        return max(load + heads // 3 - self.job.goal_up, load - heads // 5 - self.job.goal_down)
 
     def excess_of(self, rank: int) -> int:
         return self.excess(self.load_R[rank], self.heads_R[rank])
+
+    def home_block(self, piece: int) -> int:
+        """The block that loaded the piece; the first if it comes from elsewhere."""
+        home = self.home[piece]
+        return self.block_R[home] if home >= 0 else 0
 
     def may_go(self, shard: int, rank: int) -> bool:
         """Whether the rank, of the shard's block, hosts no other shard of its sequence."""
@@ -213,13 +261,17 @@ class Bench:
             count = min(
                 *(self.tokens[giver] - 1 for giver, _ in path),
                 -(-(self.load_R[hot] - level) // self.slope[path[0][0]]),
-                (roof - self.load_R[last]) // self.slope[path[-1][1]],
+                (self._roof(last, roof) - self.load_R[last]) // self.slope[path[-1][1]],
                 self.cap - self.tokens_R[last],
             )
             for giver, taker in path:
                 self._shift(giver, -count)
                 self._shift(taker, count)
         return self.load_R[hot] < before
+
+    def _roof(self, rank: int, roof: int) -> int:
+        """How far the rank may be filled: once the plan is hedged, not beyond what its attention allows."""
+        return min(roof, self.job.goal_up - self.heads_R[rank] // 3) if self.hedged else roof
 
     def _shift(self, piece: int, count: int) -> None:
         rank, units = self.host[piece], count * self.slope[piece]
@@ -232,7 +284,7 @@ class Bench:
     def _path_to_room(self, hot: int, roof: int) -> list[tuple[int, int]]:
         """(giving shard, taking shard) from rank to rank; breadth first, so the path is a shortest one."""
         block = self.blocks[self.block_R[hot]]
-        if not any(self.load_R[r] < roof and self.tokens_R[r] < self.cap and r != hot for r in block):
+        if not any(self.load_R[r] < self._roof(r, roof) and self.tokens_R[r] < self.cap for r in block if r != hot):
             return []
         came: dict[int, tuple[int, int]] = {hot: (-1, -1)}
         queue, seen = deque([hot]), set()
@@ -247,7 +299,8 @@ class Bench:
                         continue
                     came[rank] = (giver, taker)
                     queue.append(rank)
-                    if self.load_R[rank] + self.slope[taker] <= roof and self.tokens_R[rank] < self.cap:
+                    room = self._roof(rank, roof) - self.load_R[rank]
+                    if room >= self.slope[taker] and self.tokens_R[rank] < self.cap:
                         path = [came[rank]]
                         while (rank := self.host[path[-1][0]]) != hot:
                             path.append(came[rank])

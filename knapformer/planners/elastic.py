@@ -4,22 +4,24 @@ S sequences, G degrees.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from knapformer.layout import bag_layouts
 from knapformer.plan import RoutingPlan
 from knapformer.planners.bench import Bench, Job
-from knapformer.planners.placing import place
-from knapformer.planners.repair import even
+from knapformer.planners.dealing import deal
+from knapformer.planners.search import least_degrees, rating, search
 from knapformer.planners.static import plan_home, plan_static
 from knapformer.workload import WorkloadModel
 
 # A plan within 1/100 of the bound is not worth more goals than one; others try a few.
 NEAR, ROUNDS = 100, 3
-# No other layout can beat a plan within 1/200 of the bound by more; else they compete.
-CLOSE, MOST_MIXED = 200, 64
+# Ranks up to which all specs of two kinds of bags compete.
+MOST_MIXED = 64
+# Blocks that are planned again with another one.
+MERGES = 8
 
 
 def plan_elastic(
@@ -39,15 +41,66 @@ def plan_elastic(
     if not len(len_S):
         return RoutingPlan.of_pieces(ranks, home_S, len_S, len_S, len_S)
     job = Job.of(len_S, home_S, ranks=ranks, heads=heads, cost=cost, domain=domain, cap=max_tokens)
-    if max(job.home_load_R) <= job.goal and max(job.home_tokens_R) <= job.cap:
+    if max(job.at_home.load_R) <= job.goal and max(job.at_home.tokens_R) <= job.cap:
         return plan_home(len_S, home_S, ranks=ranks)
+    shares = _by_block(job)
+    if shares and max(share.slowest for share in shares) <= job.close:
+        return _plan(job, shares)
     best = _multifit(job)
-    if best and max(best.load_R) <= job.bound + job.bound // CLOSE:
-        return _plan(best, home_S)
-    plans = [_plan(best, home_S)] if best else []
+    everything = [Share(np.arange(ranks), np.arange(len(len_S)), best)] if best else []
+    if best and max(best.load_R) <= job.close:
+        return _plan(job, everything)
+    plans = [_plan(job, found) for found in (shares, everything) if found]
     plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
     able = [plan for plan in plans if plan.peak_tokens() <= job.cap]
     return min(able, key=lambda plan: plan.seconds(cost), default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Some blocks' ranks and sequences, by their numbers in the job, and how they lie."""
+
+    rank_R: np.ndarray
+    seq_S: np.ndarray
+    bench: Bench
+
+    @classmethod
+    def of(cls, job: Job, rank_R: np.ndarray, seq_S: np.ndarray) -> "Share | None":
+        bench = search(job.part(rank_R, seq_S))
+        return cls(rank_R, seq_S, bench) if bench else None
+
+    @property
+    def slowest(self) -> int:
+        return max(self.bench.load_R)
+
+
+def _by_block(job: Job) -> list[Share]:
+    """Every block planned on its own; one that misses its goals once more, together with the roomiest other.
+
+    So a candidate that fails in one block costs the others nothing. Empty where there is nothing to divide, or
+    where a block finds no plan under the cap.
+    """
+    choice_S = least_degrees(job, job.goal, 8 * job.goal).choice_S
+    if job.block_R[-1] == 0 or not choice_S.any():
+        return []
+    block_S, block_R = deal(job, choice_S), np.array(job.block_R)
+    found = [
+        Share.of(job, np.flatnonzero(block_R == block), np.flatnonzero(block_S == block))
+        for block in range(job.block_R[-1] + 1)
+    ]
+    shares = [share for share in found if share]
+    if len(shares) < len(found):
+        return []
+    shares.sort(key=lambda share: rating(share.bench))
+    mended: list[Share] = []
+    while len(shares) > 1 and len(mended) < MERGES and rating(shares[-1].bench) > (0, 0):
+        poor = shares.pop()
+        mate = shares.pop(min(range(len(shares)), key=lambda i: sum(shares[i].bench.load_R)))
+        rank_R = np.sort(np.concatenate([poor.rank_R, mate.rank_R]))
+        both = Share.of(job, rank_R, np.sort(np.concatenate([poor.seq_S, mate.seq_S])))
+        better = both and rating(both.bench) < rating(poor.bench)
+        mended += [both] if both and better else [poor, mate]
+    return shares + mended
 
 
 def _multifit(job: Job) -> Bench | None:
@@ -55,93 +108,18 @@ def _multifit(job: Job) -> Bench | None:
 
     As MULTIFIT does for scheduling (Coffman, Garey and Johnson, 1978): packing well needs a goal that exists.
     """
-    best = _search(job)
+    best = search(job)
     low = job.bound
     for _ in range(ROUNDS):
         if best is None or max(best.load_R) <= job.bound + job.bound // NEAR:
             break
         goal = (low + max(best.load_R)) // 2
-        again = _search(replace(job, goal=goal))
+        again = search(replace(job, goal=goal))
         if again and max(again.load_R) < max(best.load_R):
             best = again
         if max(best.load_R) > goal:
             low = goal
     return best
-
-
-def _search(job: Job) -> Bench | None:
-    """The best of a fixed number of candidates: evenly loaded and hedged, else as near to it as one comes."""
-    best: tuple[tuple[int, int], Bench] | None = None
-    for turn, (choice_S, total) in enumerate(_candidates(job)):
-        if best is not None and total >= max(best[1].load_R) * job.ranks:
-            continue
-        bench = Bench(job)
-        if not place(bench, choice_S):
-            continue
-        bench = _evened(bench)
-        slow = max(0, max(bench.load_R) - job.goal)
-        shaky = max(0, max(map(bench.excess_of, range(job.ranks))))
-        if max(bench.tokens_R) <= job.cap and (best is None or (slow, shaky) < best[0]):
-            best = (slow, shaky), bench
-        # Later candidates split more: worth it to be in time, not for the hedge alone, nor for its time.
-        if best and best[0][0] == 0 and (best[0][1] == 0 or turn * max(64, job.ranks) >= 5 * 64):
-            break
-    return best[1] if best else None
-
-
-def _evened(bench: Bench) -> Bench:
-    """First as fast as can be; then, if that reached the goal, hedged without leaving it."""
-    even(bench, 4 * bench.job.ranks + 64)
-    bench.hedged = True
-    shaky = max(map(bench.excess_of, range(bench.job.ranks)))
-    if max(bench.load_R) > bench.goal or shaky <= 0:
-        return bench
-    plain = bench.copy()
-    even(bench, 2 * bench.job.ranks)
-    return plain if max(bench.load_R) > bench.goal else bench
-
-
-def _candidates(job: Job) -> Iterator[tuple[np.ndarray, int]]:
-    """Choices of degrees, and what they cost in sum; those last that no placement could hedge."""
-    tried, later = set(), []
-    for most, heads in _limits(job):
-        choice_S, total = _degrees(job, most, heads)
-        if choice_S.tobytes() in tried:
-            continue
-        tried.add(choice_S.tobytes())
-        if (job.heads_S // np.array(job.degrees)[choice_S]).max() > job.room_up:
-            later.append((choice_S, total))
-        else:
-            yield choice_S, total
-    yield from later
-
-
-def _limits(job: Job) -> Iterator[tuple[int, int]]:
-    """The most work, and the most attention, that a shard may cost; from few splits to many."""
-    # Where the cap binds, fine shards are what fits.
-    tight = 3 * int(job.len_S.sum()) > 2 * job.cap * job.ranks
-    for eighths in (2, 1, 3, 4, 5, 6, 7, 8) if tight else (8, 5, 7, 6, 4, 3, 2, 1):
-        yield job.goal * eighths // 8, 8 * job.goal
-        if eighths == 8:
-            yield job.goal, max(sum(job.home_heads_R) * 19 // (20 * job.ranks), job.room_up // 2)
-
-
-def _degrees(job: Job, most: int, heads: int) -> tuple[np.ndarray, int]:
-    """[S] index of the least degree whose even shards stay under both limits, else of the cheapest shards.
-
-    Also returns what all sequences then cost in sum.
-    """
-    choice_S = np.zeros(len(job.len_S), np.int64)
-    long = np.flatnonzero((job.whole_S > most) | (job.heads_S > heads) | (job.len_S > job.cap))
-    degree_G, slope_G = np.array(job.degrees), np.array(job.slopes)
-    len_S, heads_S = job.len_S[long], job.heads_S[long]
-    share_SG, fixed_SG = -(-len_S[:, None] // degree_G), heads_S[:, None] // degree_G
-    each_SG = fixed_SG + slope_G * share_SG
-    each_SG[(degree_G > len_S[:, None]) | (share_SG > job.cap)] = np.iinfo(np.int64).max
-    fits_SG = (each_SG <= most) & (fixed_SG <= heads)
-    choice_S[long] = g_S = np.where(fits_SG.any(1), fits_SG.argmax(1), each_SG.argmin(1))
-    split = int((heads_S + slope_G[g_S] * len_S).sum())
-    return choice_S, sum(job.home_load_R) - int(job.whole_S[long].sum()) + split
 
 
 def _fixed_plans(
@@ -156,7 +134,12 @@ def _fixed_plans(
             )
 
 
-def _plan(bench: Bench, home_S: np.ndarray) -> RoutingPlan:
-    host_P, seq_P, len_P = (np.array(x, np.int64) for x in (bench.host, bench.seq, bench.tokens))
-    used = host_P >= 0
-    return RoutingPlan.of_pieces(bench.job.ranks, home_S, seq_P[used], len_P[used], host_P[used])
+def _plan(job: Job, shares: list[Share]) -> RoutingPlan:
+    columns = []
+    for share in shares:
+        host_P, seq_P, len_P = (
+            np.array(x, np.int64) for x in (share.bench.host, share.bench.seq, share.bench.tokens)
+        )
+        used = host_P >= 0
+        columns.append([share.seq_S[seq_P[used]], len_P[used], share.rank_R[host_P[used]]])
+    return RoutingPlan.of_pieces(job.ranks, job.home_S, *(np.concatenate(x) for x in zip(*columns, strict=True)))

@@ -11,24 +11,33 @@ import numpy as np
 from knapformer.planners.bench import Bench
 
 
-def place(bench: Bench, choice_S: np.ndarray) -> bool:
-    """Place all sequences, split by the chosen indices of job.degrees; False if the cap is in the way."""
+Hosts = dict[int, list[int]]
+
+
+def place(bench: Bench, choice_S: np.ndarray, hosts_of: Hosts | None = None) -> bool:
+    """Place all sequences, split by the chosen indices of job.degrees; False if the cap is in the way.
+
+    hosts_of: the ranks of every split sequence, where they are not to be sought.
+    """
     long = np.flatnonzero(choice_S)
     for seq in long.tolist():
         bench.lift(seq)
+    elsewhere = [piece for piece in bench.job.at_home.elsewhere if not choice_S[piece]]
     if not len(long):
         over = [
             r for r in range(bench.job.ranks) if bench.load_R[r] > bench.goal or bench.tokens_R[r] > bench.cap
         ]
-        return _fill(bench, _keep(bench, bench.lay_aside(over)))
+        return _fill(bench, elsewhere + _keep(bench, bench.lay_aside(over)))
     splits = Splits(bench)
     job, g_S = bench.job, choice_S[long]
     total_S = job.heads_S[long] + np.array(job.slopes)[g_S] * job.len_S[long]
     costliest = np.argsort(-total_S, kind="stable")
     for seq, g, total in zip(*(x[costliest].tolist() for x in (long, g_S, total_S)), strict=True):
-        if not splits.place(seq, g, total):
+        if hosts_of:
+            splits.put(seq, g, total, hosts_of[seq])
+        elif not splits.place(seq, g, total):
             return False
-    return _fill(bench, _keep(bench, splits.aside))
+    return _fill(bench, elsewhere + _keep(bench, splits.aside))
 
 
 class Splits:
@@ -38,7 +47,7 @@ class Splits:
         self.bench = bench
         self.whole_R, self.whole_heads_R = list(bench.load_R), list(bench.heads_R)
         self.aside = bench.lay_aside(range(bench.job.ranks))
-        self.share = sum(bench.job.home_heads_R) * 9 // (8 * bench.job.ranks)
+        self.share = int(bench.job.heads_S.sum()) * 9 // (8 * bench.job.ranks)
         self.room_B = [sum(bench.goal - self.whole_R[r] for r in block) for block in bench.blocks]
         # Ranks that share a sequence, directly or over others, can level their loads by pouring.
         self.link_R = list(range(bench.job.ranks))
@@ -48,7 +57,7 @@ class Splits:
         bench, job = self.bench, self.bench.job
         degree, home = job.degrees[g], bench.home[seq]
         tokens, fixed = -(-bench.tokens[seq] // degree), bench.heads[seq] // degree
-        own = job.block_R[home]
+        own = bench.home_block(seq)
         order = sorted(range(len(self.room_B)), key=lambda b: (-self.room_B[b], b != own, b))
         if self.room_B[own] >= total:
             order.insert(0, own)
@@ -65,7 +74,12 @@ class Splits:
                 break
         if best is None:
             return False
-        hosts = self._hosts(best[2], degree, fixed + job.slopes[g] * tokens, home)
+        self.put(seq, g, total, self._hosts(best[2], degree, fixed + job.slopes[g] * tokens, home))
+        return True
+
+    def put(self, seq: int, g: int, total: int, hosts: list[int]) -> None:
+        """Split the sequence over its hosts, and pour where they overflow."""
+        bench = self.bench
         bench.split(seq, hosts, g)
         for rank in hosts:
             bench.pour(rank, bench.goal, bench.goal)
@@ -74,7 +88,6 @@ class Splits:
         for rank in bench.blocks[bench.block_R[hosts[0]]]:
             if self.link_R[rank] in links:
                 self.link_R[rank] = min(links)
-        return True
 
     def _crowd(self, b: int, load: int, heads: int) -> int:
         """Attention of the block beyond its share, once the sequence is here and whole ones have made way."""
@@ -177,7 +190,7 @@ class Shelves:
     def best_fit(self, piece: int) -> int:
         """The rank with the least room that holds the piece, in its home block if any there; -1 if none."""
         bench = self.bench
-        for shelf in (self.blocks[bench.block_R[bench.home[piece]]], self.all):
+        for shelf in (self.blocks[bench.home_block(piece)], self.all):
             for at in range(bisect_left(shelf, (bench.load[piece], -1)), len(shelf)):
                 if bench.tokens_R[shelf[at][1]] + bench.tokens[piece] <= bench.cap:
                     return shelf[at][1]

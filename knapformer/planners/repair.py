@@ -11,10 +11,15 @@ from knapformer.planners.bench import Bench
 Pieces = list[tuple[int, int]]  # (load, piece), ascending
 
 
+# Plans that come to their goal meet few ranks that cannot be helped; with more of them the search goes on elsewhere.
+PATIENCE = 4
+
+
 def even(bench: Bench, steps: int) -> None:
-    """Repair the worst rank, again and again, until none is beyond its limits or none can be helped."""
+    """Repair the worst rank, again and again, until none is beyond its limits or too many cannot be helped."""
     excess_R = [bench.excess_of(rank) for rank in range(bench.job.ranks)]
     stuck: set[int] = set()
+    failures = 0
     for _ in range(steps):
         worst = max(excess_R)
         if worst <= 0:
@@ -22,6 +27,9 @@ def even(bench: Bench, steps: int) -> None:
         hot = excess_R.index(worst)
         bench.touched.clear()
         if not _repair(bench, hot, worst):
+            failures += 1
+            if failures > PATIENCE:
+                return
             excess_R[hot] = 0
             stuck.add(hot)
             continue
@@ -148,7 +156,7 @@ def _some(pieces: Pieces, count: int) -> Pieces:
 
 def _filling(pieces: Pieces, room: int) -> tuple[int, list[int]]:
     left, chosen, end = room, [], len(pieces)
-    while end := bisect_left(pieces, (left + 1, -1), 0, end):
+    while len(chosen) < 12 and (end := bisect_left(pieces, (left + 1, -1), 0, end)):
         end -= 1
         left -= pieces[end][0]
         chosen.append(pieces[end][1])
