@@ -3,6 +3,7 @@
 S sequences, C chunks, N measurements.
 """
 
+import itertools
 import json
 import math
 from dataclasses import asdict, dataclass, fields
@@ -50,20 +51,32 @@ class WorkloadModel:
 
     @classmethod
     def fit(cls, len_N: ArrayLike, seconds_N: ArrayLike) -> "WorkloadModel":
-        """Least relative squares of a*L + b*L^2 through measured seconds of single sequences.
+        """a*L + b*L^2 through measured seconds of single sequences, with the least relative errors.
 
-        No coefficient is below 0. ValueError without two lengths or with seconds that are not positive.
+        Outliers count less, and no coefficient is below 0. ValueError without two lengths or with seconds that
+        are not positive.
         """
         x_N, y_N = np.asarray(len_N, float), np.asarray(seconds_N, float)
         if x_N.shape != y_N.shape or len(np.unique(x_N)) < 2 or min(x_N.min(), y_N.min()) <= 0:
             raise ValueError(f"{x_N.size} measurements need positive seconds of at least 2 different lengths")
-        terms_N2 = np.stack([x_N, x_N * x_N], 1) / y_N[:, None]
-        both = np.linalg.lstsq(terms_N2, np.ones_like(y_N), rcond=None)[0]
-        if both.min() < 0:
-            keep = int(both.argmax())
-            alone = terms_N2[:, keep].sum() / (terms_N2[:, keep] ** 2).sum()
-            both = np.where(np.arange(2) == keep, alone, 0.0)
-        return cls(linear=float(both[0]), quadratic=float(both[1]))
+        linear, quadratic = _fit_relative(np.stack([x_N, x_N * x_N], 1), y_N)
+        return cls(linear=linear, quadratic=quadratic)
+
+    @classmethod
+    def fit_steps(
+        cls, tokens_N: ArrayLike, squares_N: ArrayLike, seconds_N: ArrayLike
+    ) -> tuple["WorkloadModel", float]:
+        """The model, and seconds that every step costs besides, through measured steps of packed chunks.
+
+        `tokens_N` are the tokens of a step's chunks, `squares_N` the sum of L^2/g over their sequences.
+        Fitted as `fit` is. ValueError without three different steps or with seconds that are not positive.
+        """
+        tokens_N, squares_N, y_N = (np.asarray(x, float) for x in (tokens_N, squares_N, seconds_N))
+        terms_N3 = np.stack([tokens_N, squares_N, np.ones_like(y_N)], 1)
+        if len(np.unique(terms_N3, axis=0)) < 3 or min(terms_N3.min(), y_N.min()) <= 0:
+            raise ValueError(f"{y_N.size} measurements need positive seconds of at least 3 different steps")
+        linear, quadratic, overhead = _fit_relative(terms_N3, y_N)
+        return cls(linear=linear, quadratic=quadratic), overhead
 
     def work(self, len_S: ArrayLike, degree_S: ArrayLike = 1) -> np.ndarray:
         """[S] compute on each of degree_S ranks, without traffic."""
@@ -140,6 +153,30 @@ class WorkloadModel:
             raise ValueError(
                 f"workload file {path} is not what WorkloadModel.save writes: {error}"
             ) from error
+
+
+def _fit_relative(terms_NK: np.ndarray, y_N: np.ndarray, rounds: int = 20) -> list[float]:
+    """[K] coefficients of at least 0 with the least relative errors, by Huber's weights (Huber, 1964).
+
+    The median error scales them, so that a few disturbed measurements move nothing.
+    """
+    scale_K, n_terms = np.abs(terms_NK).max(0), terms_NK.shape[1]
+    share_NK = terms_NK / scale_K / y_N[:, None]
+    kept = [list(k) for n in range(1, n_terms + 1) for k in itertools.combinations(range(n_terms), n)]
+    weight_N, best_K = np.ones_like(y_N), np.zeros(n_terms)
+    for _ in range(rounds):
+        root_N, least = np.sqrt(weight_N), math.inf
+        # The best of all subsets of terms is the non-negative optimum; there are few of them.
+        for columns in kept:
+            found = np.linalg.lstsq(share_NK[:, columns] * root_N[:, None], root_N, rcond=None)[0]
+            error = float((weight_N * (share_NK[:, columns] @ found - 1) ** 2).sum())
+            if found.min() >= 0 and error < least:
+                least, best_K = error, np.zeros(n_terms)
+                best_K[columns] = found
+        error_N = np.abs(share_NK @ best_K - 1)
+        usual = 1.345 * 1.4826 * max(float(np.median(error_N)), 1e-12)
+        weight_N = np.minimum(1, usual / np.maximum(error_N, usual))
+    return [float(x) for x in best_K / scale_K]
 
 
 def integer_units(*seconds: np.ndarray) -> list[np.ndarray]:

@@ -47,6 +47,25 @@ def test_a_fit_never_has_negative_coefficients():
     assert WorkloadModel.fit(lens, lens**2.2).linear == 0
 
 
+STEPS = [(64, 1), (256, 2), (256, 4), (1024, 1), (1024, 4), (4096, 2), (4096, 1), (16384, 4)]
+TOKENS, SQUARES = (np.array(x, float) for x in zip(*((n / g, n * n / g) for n, g in STEPS), strict=True))
+
+
+def test_a_fit_of_steps_finds_what_they_cost_besides():
+    fit, overhead = WorkloadModel.fit_steps(TOKENS, SQUARES, 0.02 + 3e-5 * TOKENS + 2e-8 * SQUARES)
+    assert (fit.linear, fit.quadratic, overhead) == pytest.approx((3e-5, 2e-8, 0.02))
+
+
+@given(st.integers(0, len(STEPS) - 1), st.floats(2, 50))
+def test_a_disturbed_measurement_moves_no_fit(number, factor):
+    seconds = 0.02 + 3e-5 * TOKENS + 2e-8 * SQUARES
+    seconds[number] *= factor
+    fit, overhead = WorkloadModel.fit_steps(TOKENS, SQUARES, seconds)
+    modelled = overhead + fit.linear * TOKENS + fit.quadratic * SQUARES
+    others = np.arange(len(STEPS)) != number
+    assert np.median(np.abs(modelled / seconds - 1)[others]) < 0.02
+
+
 def test_a_model_survives_its_file(tmp_path):
     cost = WorkloadModel(linear=1 / 3, quadratic=1e-13, traffic=0.1, traffic_across=0.7, node=4)
     cost.save(tmp_path / "cost.json")
@@ -80,6 +99,10 @@ def test_coefficients_that_cannot_be_are_named(values, named):
 def test_measurements_that_fit_nothing_are_refused():
     with pytest.raises(ValueError, match="2 different lengths"):
         WorkloadModel.fit([5, 5], [1.0, 2.0])
+    with pytest.raises(ValueError, match="3 different steps"):
+        WorkloadModel.fit_steps([5, 5, 6], [25, 25, 36], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="positive seconds"):
+        WorkloadModel.fit_steps([5, 6, 7], [25, 36, 49], [1.0, 2.0, 0.0])
 
 
 def test_the_bound_is_the_mean_while_every_sequence_fits_whole():
