@@ -45,7 +45,7 @@ class CodePart:
     def kind(self) -> str:
         """What its samples are, in words of pixels and frames."""
         size = f"{self.pixels} px"
-        return f"{size} x {self.frames} frames" if self.frames > 1 else size
+        return f"{size} × {self.frames} frames" if self.frames > 1 else size
 
 
 def parse_codes(code: str) -> list[CodePart]:

@@ -41,19 +41,16 @@ def rank_blocks(
 ) -> Blocks:
     """Every chunk a block on its host, split ones lowest, then the larger ones."""
     n_ranks = plans[0].n_ranks
-    parts = [_chunks(plan, cost) for plan in plans]
-    seq_C, host_C, len_C, degree_C, work_C = (np.concatenate(x) for x in zip(*parts, strict=True))
+    seq_C, _, host_C, work_C, split_C = chunk_columns(plans, cost)
+    len_C, degree_C = (np.concatenate(x) for x in ([p.len_C for p in plans], [p.degree_C() for p in plans]))
     work_R = np.bincount(host_C, work_C, minlength=n_ranks)
     mean = work_R.mean()
     rank = int(work_R.argmax())
     source_C = batch.source_S[seq_C]
     if n_ranks > MOST_RANKS:
         return _grouped(work_R, host_C, work_C, source_C, rank)
-    order = np.lexsort((seq_C, -work_C, source_C, degree_C == 1, host_C))
+    order = np.lexsort((seq_C, -work_C, source_C, ~split_C, host_C))
     height_B = work_C[order] / mean
-    first_B = np.diff(host_C[order], prepend=-1) != 0
-    before_B = np.cumsum(height_B) - height_B
-    bottom_B = before_B - before_B[first_B][np.cumsum(first_B) - 1]
     words_B = [
         f"rank {host}: {tokens:,} of {total:,} tokens, {sources[source]}"
         + (f", split over {degree} ranks" if degree > 1 else "")
@@ -64,10 +61,10 @@ def rank_blocks(
     return Blocks(
         columns=n_ranks,
         column_B=host_C[order],
-        bottom_B=bottom_B,
+        bottom_B=stacked(host_C[order], height_B),
         height_B=height_B,
         source_B=source_C[order],
-        split_B=degree_C[order] > 1,
+        split_B=split_C[order],
         words_B=words_B,
         slowest=rank,
         rank=rank,
@@ -75,15 +72,21 @@ def rank_blocks(
     )
 
 
-def _chunks(plan: RoutingPlan, cost: WorkloadModel) -> tuple[np.ndarray, ...]:
-    degree_C = plan.degree_C()
-    return (
-        plan.seq_C,
-        plan.host_C,
-        plan.len_C,
-        degree_C,
-        cost.chunk_work(plan.len_C, plan.total_C(), degree_C),
-    )
+def chunk_columns(plans: Sequence[RoutingPlan], cost: WorkloadModel) -> tuple[np.ndarray, ...]:
+    """[C] sequence, home, host, work, and whether it is a part of a split one, over all micro-steps."""
+    columns = []
+    for plan in plans:
+        degree_C = plan.degree_C()
+        work_C = cost.chunk_work(plan.len_C, plan.total_C(), degree_C)
+        columns.append((plan.seq_C, plan.home_C, plan.host_C, work_C, degree_C > 1))
+    return tuple(np.concatenate(column) for column in zip(*columns, strict=True))
+
+
+def stacked(column_B: np.ndarray, height_B: np.ndarray) -> np.ndarray:
+    """[B] the bottom of each block on those before it in its column; blocks come column by column."""
+    first_B = np.diff(column_B, prepend=-1) != 0
+    before_B = np.cumsum(height_B) - height_B
+    return before_B - before_B[first_B][np.cumsum(first_B) - 1]
 
 
 def _grouped(

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from knapformer_cli.profile.blocks import MOST_RANKS, Blocks, rank_blocks
 from knapformer_cli.profile.figures import Results
 from knapformer_cli.profile.mix import Batch
+from knapformer_cli.profile.recommend import best_of
 from knapformer_cli.profile.score import Score
 from knapformer_cli.profile.theme import LIGHT, Drawing, Sheet, source_colours
 
@@ -20,6 +21,12 @@ from knapformer_cli.profile.theme import LIGHT, Drawing, Sheet, source_colours
 def typical_step(results: Results) -> int:
     """The step whose imbalance without balancing is the median one."""
     return int(np.argsort(results.none.work_N, kind="stable")[len(results.none.work_N) // 2])
+
+
+def shown_layout(results: Results) -> str:
+    """The layout that pictures of one step show: the best that balances."""
+    balanced = [score for score in results.scores if score.layout != "none"]
+    return best_of(balanced or results.scores, results.scene).layout
 
 
 def colours(results: Results) -> dict[str, str]:
@@ -35,17 +42,16 @@ def colours(results: Results) -> dict[str, str]:
 
 def work_drawing(results: Results) -> Drawing:
     """Every sequence a block on the rank that computes it, before and after."""
-    scene, best, at = results.scene, results.best, typical_step(results)
+    scene, at, layout = results.scene, typical_step(results), shown_layout(results)
     batch, step = scene.mix.batches[at], scene.mix.steps[at]
-    after = best if best.layout != "none" or len(results.scores) == 1 else results.scores[-1]
     panels = [
         ("before", "as read (none)", _blocks(results, batch, "none")),
-        ("after", after.layout, _blocks(results, batch, after.layout)),
+        ("after", layout, _blocks(results, batch, layout)),
     ]
     names = colours(results)
 
     def paint(sheet: Sheet) -> None:
-        columns = max(1, (sheet.width - 190) // 150) if sheet.wide else 2
+        columns = 5 if sheet.wide else 2
         rows = -(-(len(names) + 1) // columns)
         hatched = "" if panels[1][2].grouped else "hatched: split"
         sheet.legend(names, columns, hatched)
@@ -109,7 +115,7 @@ def _stacks(
         here = np.flatnonzero(blocks.split_B == split)
         axes.add_collection(
             PolyCollection(
-                corners_B42[here],
+                list(corners_B42[here]),
                 facecolors=face_B[here],
                 edgecolors=LIGHT["page"],
                 linewidths=0.0 if blocks.grouped else 0.35 if thin else 0.8,
@@ -157,7 +163,7 @@ def steps_drawing(results: Results) -> Drawing:
         axes = sheet.axes(52, 40, 96 if sheet.wide else 78, 12)
         number_N = np.array(results.scene.mix.steps)
         lines = {score.layout: 100 * np.maximum(score.work_N - 1, 1e-4) for score in results.scores}
-        for score in results.scores:
+        for score in sorted(results.scores, key=lambda score: layout_look(score, results)[1]):
             colour, width = layout_look(score, results)
             axes.plot(
                 number_N,
@@ -184,7 +190,7 @@ def steps_drawing(results: Results) -> Drawing:
     return Drawing(
         "steps",
         "Busiest rank above the mean, step by step",
-        "Modelled work of the busiest rank, per cent above the mean rank; logarithmic, below 0.01 % as 0.01 %.",
+        "Modelled work of the busiest rank, per cent above the mean rank; logarithmic, from 0.01 % upwards.",
         paint,
         (300, 300),
         {},
@@ -249,8 +255,8 @@ def mix_drawing(results: Results) -> Drawing:
     return Drawing(
         "mix",
         "Lengths, tokens and work by source",
-        "Left, sequences of a step by their length (logarithmic). Right, what share of the sequences, the tokens and "
-        "the modelled work each source is: attention costs the square of the length.",
+        "First, sequences of a step by their length (logarithmic). Then, what share of the sequences, of the "
+        "tokens and of the modelled work each source is: attention costs the square of the length.",
         paint,
         (330, 490),
         {},
@@ -281,7 +287,7 @@ def _lengths(axes: Axes, by_name: dict[str, np.ndarray], names: dict[str, str], 
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", which="minor", length=2)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10], integer=True))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set_xlabel("tokens of a sequence")

@@ -1,4 +1,4 @@
-"""Pictures of what the cluster does: traffic between ranks, memory, seconds by part, measured beside modelled.
+"""Pictures of what the cluster does: traffic, memory, seconds by part, measured beside modelled.
 
 N steps, R ranks, K columns.
 """
@@ -12,7 +12,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from knapformer import RoutingPlan
-from knapformer_cli.profile.charts import layout_look, typical_step
+from knapformer_cli.profile.charts import layout_look, shown_layout, typical_step
 from knapformer_cli.profile.figures import Results, seconds_words
 from knapformer_cli.profile.score import PARTS, Score
 from knapformer_cli.profile.theme import LIGHT, Drawing, Sheet
@@ -23,8 +23,8 @@ MOST_CELLS = 64  # ranks, or groups of neighbours, on a side of a heat map
 
 def traffic_drawing(results: Results) -> Drawing:
     """Who sends how many tokens to whom, at routing and in an attention exchange."""
-    scene, at = results.scene, typical_step(results)
-    plans = scene.plan(results.best.layout, scene.mix.batches[at])
+    scene, at, layout = results.scene, typical_step(results), shown_layout(results)
+    plans = scene.plan(layout, scene.mix.batches[at])
     group = -(-scene.mix.ranks // MOST_CELLS)
     maps = {
         "moved at routing": sum(moved_KK(plan, group) for plan in plans),
@@ -39,7 +39,6 @@ def traffic_drawing(results: Results) -> Drawing:
             axes = sheet.axes(left, sheet.height - top - side, sheet.width - left - side, top)
             _heat(axes, np.asarray(table_KK), scene.cluster.node / group)
             axes.set_title(title)
-            axes.set_xlabel(f"{'home' if number == 0 else 'sending'} rank → column receives")
             axes.set_ylabel("from rank")
             axes.set_xlabel("to rank")
             ticks = axes.get_xticks()
@@ -50,8 +49,8 @@ def traffic_drawing(results: Results) -> Drawing:
     return Drawing(
         "traffic",
         "Tokens between ranks",
-        f"Step {scene.mix.steps[at]} with {results.best.layout}. Left, tokens that leave the rank that read them; "
-        "right, tokens that a rank sends to each peer in one attention all-to-all. Lines are borders of nodes."
+        f"Step {scene.mix.steps[at]} with {layout}. First, tokens that leave the rank that read them; then, "
+        "tokens that a rank sends to each peer in one attention all-to-all. Lines are borders of nodes."
         + (f" A cell is {group} neighbouring ranks." if group > 1 else ""),
         paint,
         (490, 860),
@@ -69,7 +68,7 @@ def moved_KK(plan: RoutingPlan, group: int) -> np.ndarray:
 
 
 def attention_KK(plan: RoutingPlan, group: int) -> np.ndarray:
-    """[from, to] tokens that travel between groups of ranks in one exchange: a chunk's rows / degree a peer."""
+    """[from, to] tokens that travel between groups of ranks in one exchange: 1/degree of a chunk a peer."""
     columns = -(-plan.n_ranks // group)
     table_KK = np.zeros((columns, columns))
     split = np.flatnonzero(plan.degree_C() > 1)
@@ -246,7 +245,7 @@ def seconds_drawing(results: Results) -> Drawing:
         axes.set_yticks(range(len(scores)), [_shortened(score.layout, sheet) for score in reversed(scores)])
         for label, score in zip(axes.get_yticklabels(), reversed(scores), strict=True):
             label.set_color(layout_look(score, results)[0] if score is results.best else LIGHT["ink"])
-            label.set_weight("bold" if score is results.best else "normal")
+            label.set_fontweight("bold" if score is results.best else "normal")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_ylim(-0.6, len(scores) - 0.4)
@@ -255,9 +254,9 @@ def seconds_drawing(results: Results) -> Drawing:
     return Drawing(
         "seconds",
         "Where the seconds go",
-        "Modelled seconds of a step, mean over steps. Compute, exchange and routing are the mean rank's; waiting is "
-        "what the slowest rank has beyond it. Only what nothing hides counts as exchange and gradients. The dashed "
-        "line is the ideal: perfectly even, no communication.",
+        "Modelled seconds of a step, mean over steps. Compute, exchange and routing are the mean rank's, "
+        "waiting is what the slowest rank has beyond it; of exchange and gradients only what nothing hides. "
+        "The dashed line is the ideal that no layout can beat: even, without exchange and routing.",
         paint,
         (110 + 30 * len(scores), 140 + 30 * len(scores)),
         {},
@@ -301,9 +300,9 @@ def measured_drawing(results: Results, score: Score) -> Drawing:
     return Drawing(
         "measured",
         "Measured beside modelled",
-        f"The run's own steps {number_N[0]} to {number_N[-1]} with {measured.layout}. Left, seconds of the slowest "
-        "rank, measured, and the cluster model's. Right, where ranks are CPUs: processor seconds of each rank over "
-        "the mean rank's, measured, and modelled work; mean over steps, the bars span the steps.",
+        f"The run's own steps {number_N[0]} to {number_N[-1]} with {measured.layout}: seconds of the slowest "
+        "rank, and the cluster model's. Where ranks are CPUs also the processor seconds of each rank over "
+        "the mean rank's, and modelled work; dots are means, bars span the steps.",
         paint,
         (290, 510),
         {},

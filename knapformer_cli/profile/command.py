@@ -29,7 +29,10 @@ def profile_command(overrides: Sequence[str]) -> None:
         (folder / "report.json").write_text(
             json.dumps(report_json(results), indent=2, allow_nan=False) + "\n"
         )
-        bar.update(task, description="drawing", total=None)
+        from knapformer_cli.profile.report import write_report  # matplotlib takes a second to import
+
+        bar.update(task, description="drawing", total=7, completed=0)
+        write_report(results, folder, lambda: bar.advance(task))
     out.print(rich_table(results))
     for layout, reason in results.refused.items():
         out.print(f"{layout} cannot plan this mix: {reason}", highlight=False)

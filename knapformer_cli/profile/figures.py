@@ -123,7 +123,7 @@ COLUMNS = {
     "plan ms": "planning, median over steps",
     "p99 ms": "planning, 99th percentile",
     "step s": "modelled seconds of a step",
-    "of ideal": "ideal over modelled seconds; the ideal is even and communicates nothing",
+    "of ideal": "ideal over modelled seconds; the ideal is even, without exchange and routing",
     "HFU": "modelled share of the devices' peak, recomputation included",
     "peak tokens": "most tokens on one rank",
 }

@@ -14,7 +14,8 @@ from knapformer.cluster import Cluster, ModelShape, ideal_seconds, memory_R, ste
 from knapformer.layout import bag_layouts, split_degrees
 from knapformer_cli.profile.mix import Batch, Mix
 
-PARTS = ("compute", "waiting", "exchange", "routing", "gradients", "optimizer")
+# The first three no layout can avoid: they make the ideal.
+PARTS = ("compute", "gradients", "optimizer", "exchange", "routing", "waiting")
 
 
 class CannotPlan(ValueError):
@@ -60,7 +61,7 @@ class Scene:
         }
 
     def ideal_seconds(self) -> float:
-        """Mean seconds of a step that is even and communicates nothing."""
+        """Mean seconds of steps that are even, without exchange and routing."""
         lens = [batch.len_S for batch in self.mix.batches]
         return float(np.mean([ideal_seconds(x, self.shape, self.cluster, self.seconds) for x in lens]))
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -75,7 +76,7 @@ DARK = {
     "optimizer": "#8b929c",
 }
 WIDE, NARROW, TITLE = 960, 350, 34  # points: widths, and the room for a PNG's title
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 11.5,
     "text.color": LIGHT["ink"],
