@@ -230,6 +230,8 @@ def _check_ranges(config: Config) -> None:
         "training.seed": (t.seed, 0),
         "training.max_tokens_per_rank": (1 if t.max_tokens_per_rank is None else t.max_tokens_per_rank, 1),
         "launch.ranks": (1 if config.launch.ranks is None else config.launch.ranks, 1),
+        "launch.nodes": (config.launch.nodes, 1),
+        "launch.restarts": (config.launch.restarts, 0),
         "launch.timeout": (config.launch.timeout, 1),
         "checkpoint.every": (config.checkpoint.every, 0),
         "checkpoint.keep": (config.checkpoint.keep, 0),

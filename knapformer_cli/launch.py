@@ -1,14 +1,11 @@
 """From overrides to a running job; what a user can get wrong is checked here, before any rank starts."""
 
-import fcntl
-import logging
 import os
 import shlex
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress
@@ -19,9 +16,10 @@ from data.loader import Loader
 from data.manifest import Manifest, open_manifest
 from knapformer import check_layout, choose_kernel
 from knapformer_cli.config import check_same_run, compose, expand_sweep, to_yaml
+from knapformer_cli.folder import HELD, write_run_folder
 from knapformer_cli.schema import Config, LaunchConfig
 from knapformer_cli.training.checkpoint import complete_checkpoints, find_checkpoint, read_progress
-from knapformer_cli.worker import USER_ERROR, run_worker
+from knapformer_cli.worker import run_worker
 from models.config import check_model
 
 
@@ -35,12 +33,13 @@ def train_as_rank(overrides: Sequence[str]) -> None:
 
     def make(ranks: int) -> Config:
         config = compose(overrides)
-        if config.launch.ranks not in (None, ranks):
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        if config.launch.ranks not in (None, here):
             raise ValueError(
-                f"launch.ranks is {config.launch.ranks}, but torchrun started {ranks} ranks; leave it unset"
+                f"launch.ranks is {config.launch.ranks}, but torchrun started {here} ranks; leave it unset"
             )
         choose_device(config.launch)
-        config.launch.ranks = ranks
+        config.launch.ranks, config.launch.nodes = here, ranks // here
         check_settings(config)
         check_data(config)
         write_run_folder(config)
@@ -113,7 +112,7 @@ def check_settings(config: Config) -> None:
             f"data.max_text is {c.max_text}, and the model reads captions of at most "
             f"model.text.max_bytes={config.model.text.max_bytes}; lower the one or raise the other"
         )
-    check_layout(b.layout, ranks=config.launch.ranks or 1, heads=config.model.heads, domain=b.domain)
+    check_layout(b.layout, ranks=config.launch.job_ranks, heads=config.model.heads, domain=b.domain)
     for key, (height, width) in (("pictures", s.pictures), ("clips", s.clips[1:])):
         if min(height, width) < c.patch:
             raise ValueError(
@@ -141,7 +140,7 @@ def check_data(config: Config) -> None:
         )
     state = read_progress(found).loader if found else None
     manifest = index_data(config.data)
-    ranks = config.launch.ranks or 1
+    ranks = config.launch.job_ranks
     Loader(config.data, manifest, batch_tokens=t.batch_tokens, rank=0, ranks=ranks, seed=t.seed, state=state)
 
 
@@ -158,84 +157,15 @@ def index_data(config: DataConfig) -> Manifest:
         )
 
 
-def write_run_folder(config: Config) -> Path:
-    """Create RUN with its config.yaml; ValueError where that cannot be written, or another job is in it."""
-    folder = Path(config.run.dir)
-    try:
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
-        hold_run_folder(folder)
-        fresh = folder / ".config.yaml"
-        fresh.write_text(to_yaml(config))
-        fresh.replace(folder / "config.yaml")
-    except OSError as error:
-        raise ValueError(f"run.dir {folder} cannot be written: {error.strerror}") from error
-    return folder / "config.yaml"
-
-
-def hold_run_folder(folder: Path) -> None:
-    """Keep other jobs out of RUN until this process ends; ValueError when one is in it."""
-    lock = (folder / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ValueError(
-            f"run.dir {folder} is in use by another job; wait for it or choose another"
-        ) from error
-    except OSError:  # a file system without locks
-        return
-    _held.append(lock)
-
-
-_held: list[TextIO] = []  # an open file is a held lock
-
-
 def start(config: Config) -> int:
-    """Run the job on this machine under torch.distributed.run's agent; returns the exit code."""
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    """Run the job on this machine; returns the exit code."""
+    from knapformer_cli.node import Node, run_node
 
-    path, ranks = write_run_folder(config), config.launch.ranks or 1
-    os.environ.update(PYTHONSAFEPATH="1", OMP_NUM_THREADS=str(config.parallel.threads))
-    # What a decoding process held when it was ended goes with it; its tracker need not say so.
-    os.environ["PYTHONWARNINGS"] = ",".join(
-        filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"])
-    )
-    quiet = dict.fromkeys(range(1, ranks), Std.ALL)
-    for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told below, in words
-    job = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=path.parent.name,
-        rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{config.launch.port or _free_port()}",
-        rdzv_configs={"rank": 0},
-        max_restarts=0,
-        monitor_interval=0.2,
-        logs_specs=DefaultLogsSpecs(log_dir=str(path.parent / "logs"), redirects=quiet),
-    )
-    console = Console(stderr=True)
-    try:
-        elastic_launch(job, sys.executable)("-m", "knapformer_cli.worker", str(path))
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode == USER_ERROR and rank == 0:  # it has said why
-            return USER_ERROR
-        last = _last_lines(path.parent / "logs", rank)
-        console.print(
-            f"error: rank {rank} ended with {_exit(failure.exitcode)}{last}", markup=False, highlight=False
-        )
-        return USER_ERROR if failure.exitcode == USER_ERROR else 1
-    except (SignalException, KeyboardInterrupt) as error:
-        console.show_cursor()  # a progress bar that was killed hides it
-        hint = _resume_hint(path.parent)
-        console.print(f"interrupted; {hint}", markup=False, highlight=False, soft_wrap=True)
-        return 128 + int(getattr(error, "sigval", 2))
-    console.print(f"done: {path.parent}", highlight=False)
-    return 0
+    path, launch = write_run_folder(config), config.launch
+    os.environ[HELD] = str(path.parent.resolve())
+    head = f"127.0.0.1:{launch.port or _free_port()}"
+    node = Node(head, id=path.parent.name, restarts=launch.restarts, address="127.0.0.1")
+    return run_node(path, launch.ranks or 1, config.parallel.threads, node)
 
 
 def check_port(port: int) -> None:
@@ -254,20 +184,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def _exit(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _last_lines(logs: Path, rank: int, count: int = 5) -> str:
-    """The end of what the newest attempt of a rank wrote to its log; rank 0 writes to the console instead."""
-    found = sorted(logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
-    lines = found[-1].read_text(errors="replace").splitlines()[-count:] if found else []
-    return "".join(f"\n  {line}" for line in lines)
-
-
-def _resume_hint(folder: Path) -> str:
-    saved = complete_checkpoints(folder / "checkpoints")
-    again = f"go on with run.dir={folder}" if saved else "nothing was saved yet"
-    return f"last complete checkpoint: {saved[-1].name if saved else 'none'}; {again}"

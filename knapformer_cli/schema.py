@@ -102,6 +102,11 @@ class LaunchConfig:
     timeout: int = 600  # seconds a collective may take before the job ends
     peak_tflops: float | None = None  # of one device, for mfu; unset: known for common GPUs, else mfu is null
 
+    @property
+    def job_ranks(self) -> int:
+        """Ranks of all machines together."""
+        return self.nodes * (self.ranks or 1)
+
 
 @dataclass
 class ClusterConfig:

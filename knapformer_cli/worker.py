@@ -1,4 +1,8 @@
-"""One rank of a job: `python -m knapformer_cli.worker RUN/config.yaml`, or the CLI under a bare torchrun."""
+"""One rank of a job: `python -m knapformer_cli.worker RUN/config.yaml`, or the CLI under a bare torchrun.
+
+USR1 and TERM ask it to save and end with exit code 0 (training/preempt.py); INT ends it at once. What fails
+leaves RUN/failures/rank-....json (failures.py) and exit code 1, or 2 for what a user can mend.
+"""
 
 import ctypes
 import os
@@ -10,9 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from knapformer_cli.config import from_yaml, load_config, to_yaml
+from knapformer_cli.failures import clear_failures, read_failures, write_failure
+from knapformer_cli.folder import hold_run_folder
 from knapformer_cli.schema import Config
+from knapformer_cli.training import preempt
+from knapformer_cli.training.phase import here
 
-USER_ERROR = 2
+FAILED, USER_ERROR = 1, 2
 DEBUG = "KNAPFORMER_DEBUG"
 
 
@@ -27,7 +35,9 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
     from knapformer_cli.training.trainer import train
 
     _follow_launcher()
+    preempt.listen()
     store, rank, ranks = next(dist.rendezvous("env://"))
+    config: Config | None = None
     try:
         config = _share(store, rank, lambda: config_on_rank_0(ranks))
         with distributed_world(config.launch, config.parallel.threads, store, rank, ranks) as world:
@@ -37,9 +47,14 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
             traceback.print_exc()
         elif rank == 0 or not isinstance(error, SharedError):
             print(f"error: {error}", file=sys.stderr, flush=True)
+        _record(config, rank, error, USER_ERROR)
         if rank != 0 and isinstance(error, SharedError):
             time.sleep(1)  # the launcher ends the other ranks when one is gone: let rank 0 speak first
         os._exit(USER_ERROR)  # threads and process groups may wait for ranks that are gone
+    except Exception as error:
+        traceback.print_exc()
+        _record(config, rank, error, FAILED)
+        os._exit(FAILED)
 
 
 def _share(store, rank: int, make: Callable[[], Config]) -> Config:
@@ -49,7 +64,8 @@ def _share(store, rank: int, make: Callable[[], Config]) -> Config:
     if rank == 0:
         try:
             config = make()
-        except ValueError as error:
+            _begin(Path(config.run.dir))
+        except (ValueError, OSError) as error:
             store.set("knapformer", f"error:{error}")
             raise
         store.set("knapformer", f"config:{to_yaml(config)}")
@@ -59,13 +75,44 @@ def _share(store, rank: int, make: Callable[[], Config]) -> Config:
     return from_yaml(text)
 
 
+def _begin(folder: Path) -> None:
+    """On rank 0, before any other rank may fail: the records of the attempt before go.
+
+    Raises ValueError again when that attempt ended with a user's error, which no restart mends.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    before = read_failures(folder)
+    if restarts and before:
+        if before[0].code == USER_ERROR:
+            raise ValueError(before[0].error)
+        print(f"restart {restarts}: {before[0].in_words()}", file=sys.stderr, flush=True)
+    clear_failures(folder)
+
+
+def _record(config: Config | None, rank: int, error: Exception, code: int) -> None:
+    """Leave the reason where every node can read it."""
+    if config is None:
+        return
+    said = str(error) if code == USER_ERROR else f"{type(error).__name__}: {error}"
+    lines = traceback.format_tb(error.__traceback__)[-1].splitlines() if code == FAILED else []
+    write_failure(Path(config.run.dir), rank, said.strip().splitlines()[0], code, here().step, lines)
+
+
 def _follow_launcher() -> None:
     """End at once when the launcher passes Ctrl-C on, and with it even when it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt that waits for a collective to return
     if sys.platform == "linux":
         parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGTERM)
+        # KILL, not TERM: the folder is free once its launcher is gone, so nobody may still save into it.
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+
+
+def _load(path: Path) -> Config:
+    """On rank 0: the configuration of the run folder, held for this job."""
+    config = load_config(path)
+    hold_run_folder(Path(config.run.dir))
+    return config
 
 
 if __name__ == "__main__":
-    run_worker(lambda ranks: load_config(Path(sys.argv[1])))
+    run_worker(lambda ranks: _load(Path(sys.argv[1])))

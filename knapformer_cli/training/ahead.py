@@ -6,16 +6,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from data.loader import LocalBatch
 from data.samples import Sample
 from knapformer import RoutingPlan, gather_lengths
+from knapformer_cli.training import preempt
 from knapformer_cli.training.batch import GlobalBatch, describe
-from knapformer_cli.training.parallel import agree
+from knapformer_cli.training.parallel import attempt, share_error
 
 Planner = Callable[[np.ndarray, np.ndarray], tuple[RoutingPlan, ...]]  # len_S, home_S -> a plan a micro-step
+READ, ENDED, FAILED = range(3)  # what became of a rank's next batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,13 @@ class Prepared:
     plan_seconds: float
 
 
+@dataclass(frozen=True)
+class Preempted:
+    """In place of a step: a signal asked some rank to save and end, and now all ranks know."""
+
+    signal: int
+
+
 def prepare_ahead(
     batches: Iterator[LocalBatch],
     edit: Callable[[list[Sample]], list[Sample]],
@@ -39,40 +47,56 @@ def prepare_ahead(
     planner: Planner,
     steps: int,
     group: dist.ProcessGroup,
-) -> Generator[tuple[Prepared, float], None, None]:
-    """Yield up to `steps` steps, each with the seconds that the caller waited; ends early with the data.
+) -> Generator[tuple[Prepared | Preempted, float], None, None]:
+    """Yield up to `steps` steps, each with the seconds that the caller waited.
 
-    One thread works ahead by one step; its collectives run on `group`, which nobody else may use. An error of
-    one rank's data is raised on every rank.
+    Ends early with the data, and with Preempted in place of a step. One thread works ahead by one step; its
+    collectives run on `group`, which nobody else may use. An error of one rank's data is raised on all.
     """
 
-    def prepare() -> Prepared | None:
+    def prepare() -> Prepared | Preempted | None:
         begin = time.perf_counter()
-        local = agree(lambda: next(batches, None), group)
-        if local is None:  # the order is the same on every rank, and so is its end
-            return None
-        samples = edit(local.samples)
+        local, message = attempt(lambda: next(batches, None))
+        samples, reports = (edit(local.samples), local.reports) if local else ([], [])
         read = time.perf_counter()
-        table_SM, home_S = gather_lengths(describe(samples, sources), group)
+        state = READ if local else ENDED if message is None else FAILED
+        header = (state, len(reports), preempt.asked())
+        header_RM, table_SM, home_S = gather_with_header(header, describe(samples, sources), group)
+        if ENDED in header_RM[:, 0]:  # the order is the same on every rank, and so is its end
+            return None
+        if asked := int(header_RM[:, 2].max()):  # also where the signal ended a decoding process
+            return Preempted(asked)
+        if FAILED in header_RM[:, 0] or local is None:
+            share_error(message, group)
+            raise AssertionError("a rank that failed has said why")
         batch = GlobalBatch.of(table_SM, home_S)
-        lost = torch.tensor(len(local.reports))
-        dist.all_reduce(lost, group=group)
         plans = planner(batch.len_S, batch.home_S)
-        planned = time.perf_counter()
-        return Prepared(
-            samples, batch, plans, local.state, int(lost), local.reports, read - begin, planned - read
-        )
+        planned, lost = time.perf_counter(), int(header_RM[:, 1].sum())
+        return Prepared(samples, batch, plans, local.state, lost, reports, read - begin, planned - read)
 
     if steps < 1:
         return
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
-        coming: Future[Prepared | None] = thread.submit(prepare)
+        coming: Future[Prepared | Preempted | None] = thread.submit(prepare)
         for number in range(steps):
             begin = time.perf_counter()
             prepared = coming.result()
             waited = time.perf_counter() - begin
             if prepared is None:
                 return
-            if number + 1 < steps:
+            if number + 1 < steps and isinstance(prepared, Prepared):
                 coming = thread.submit(prepare)
             yield prepared, waited
+            if isinstance(prepared, Preempted):
+                return
+
+
+def gather_with_header(
+    header: Sequence[int], local_SM: np.ndarray, group: dist.ProcessGroup
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All ranks' (header_RM, table_SM, home_S): a few numbers of each rank ride along as the first row."""
+    first = np.zeros((1, local_SM.shape[1]), np.int64)
+    first[0, : len(header)] = header
+    table_SM, home_S = gather_lengths(np.concatenate([first, local_SM]), group)
+    first_R = np.searchsorted(home_S, np.arange(home_S[-1] + 1))
+    return table_SM[first_R], np.delete(table_SM, first_R, axis=0), np.delete(home_S, first_R)

@@ -35,20 +35,29 @@ class SharedError(ValueError):
     """A user's error that every rank raises, because all of them know of it."""
 
 
-def agree(work: Callable[[], Result], group: dist.ProcessGroup) -> Result:
-    """The result of work() on this rank, or on every rank of `group` the error that any of them met."""
-    result, message = None, None
+def attempt(work: Callable[[], Result]) -> tuple[Result | None, str | None]:
+    """The result of work(), or in words the error that it met."""
     try:
-        result = work()
+        return work(), None
     except ValueError as error:
-        message = str(error)
+        return None, str(error)
     except (OSError, RuntimeError) as error:  # a disk, a socket, a decoding process
-        message = f"{type(error).__name__}: {error}"
+        return None, f"{type(error).__name__}: {error}"
+
+
+def share_error(message: str | None, group: dist.ProcessGroup) -> None:
+    """Raise on every rank of `group` the first error that any of them met; collective."""
     messages: list[str | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(messages, message, group=group)
     met = [text for text in messages if text is not None]
     if met:
         raise SharedError(met[0])
+
+
+def agree(work: Callable[[], Result], group: dist.ProcessGroup) -> Result:
+    """The result of work() on this rank, or on every rank of `group` the error that any of them met."""
+    result, message = attempt(work)
+    share_error(message, group)
     return result  # type: ignore[return-value]
 
 

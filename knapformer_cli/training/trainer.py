@@ -31,8 +31,8 @@ from knapformer import (
 )
 from knapformer_cli.config import to_yaml
 from knapformer_cli.schema import Config
-from knapformer_cli.training import checkpoint
-from knapformer_cli.training.ahead import Prepared, prepare_ahead
+from knapformer_cli.training import checkpoint, preempt
+from knapformer_cli.training.ahead import Preempted, Prepared, prepare_ahead
 from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
 from knapformer_cli.training.gallery import save_clips, save_pictures
 from knapformer_cli.training.metrics import Metrics, peak_tflops
@@ -46,8 +46,11 @@ from models.denoiser import build_denoiser
 def train(config: Config, world: World) -> None:
     """Train to `training.steps`, with checkpoints and samples on the way and at the end.
 
+    A signal that asked for it (`preempt.py`) ends the run at a step, saved and marked as preempted.
     Raises ValueError, on every rank, for what a user can cause.
     """
+    if world.rank == 0:
+        preempt.clear_marker(Path(config.run.dir))
     trainer = Trainer(config, world)
     first, last = trainer.progress.step, config.training.steps
     batches, sources = iter(trainer.loader), sorted(config.data.sources)
@@ -55,6 +58,8 @@ def train(config: Config, world: World) -> None:
     with trainer.metrics or nullcontext(), closing(steps):
         trainer.announce()
         for prepared, waited in steps:
+            if isinstance(prepared, Preempted):
+                return trainer.leave(prepared.signal)
             trainer.step(prepared, waited)
             done = trainer.progress.step
             if _due(done, config.checkpoint.every) and done < last:
@@ -83,6 +88,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average = Average(self.model, config.optimizer.ema)
         self.progress = self._resume()
+        self.saved_step = self.progress.step
         self.manifest = agree(lambda: open_manifest(config.data), world.cpu_group)
         agree(self._check_same_data, world.cpu_group)
         self.loader = agree(self._open_loader, world.cpu_group)
@@ -110,10 +116,19 @@ class Trainer:
         return choose_kernel("sdpa" if wide else name, device)
 
     def _resume(self) -> checkpoint.Progress:
-        """Load the checkpoint that rank 0 finds: on a slow shared disk the ranks might see different ones."""
+        """Load the checkpoint that rank 0 finds: on a slow shared disk the ranks might see different ones.
+
+        A run that was interrupted goes on from its own, wherever it once began.
+        """
         c, first, group = self.config.checkpoint, self.world.rank == 0, self.world.cpu_group
         folder = self.folder / "checkpoints"
-        held = [agree(lambda: checkpoint.find_checkpoint(c.resume, folder) if first else None, group)]
+
+        def find() -> Path | None:
+            return checkpoint.find_checkpoint(
+                "auto" if checkpoint.complete_checkpoints(folder) else c.resume, folder
+            )
+
+        held = [agree(lambda: find() if first else None, group)]
         dist.broadcast_object_list(held, src=0, group=group)
         found = held[0]
         if found is None:
@@ -315,6 +330,16 @@ class Trainer:
             self.world.cpu_group,
         )
         self._say(f"saved {path}")
+        self.saved_step = self.progress.step
+
+    def leave(self, number: int) -> None:
+        """Save what is done since the last checkpoint and mark the run as preempted by this signal."""
+        done, folder = self.progress.step, self.folder
+        if done > self.saved_step:
+            self.save()
+        if self.world.rank == 0:
+            kept = checkpoint.complete_checkpoints(folder / "checkpoints")
+            preempt.write_marker(folder, done, kept[-1].name if kept else None, number)
 
     def draw(self) -> None:
         """Draw the sample prompts with the averaged weights, into RUN/samples (collective)."""

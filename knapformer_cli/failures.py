@@ -1,0 +1,83 @@
+"""Who failed first: each rank that fails leaves RUN/failures/rank-00003.json, so that any node can tell.
+
+Rank 0 clears the folder when an attempt starts; by then every process of the attempt before is gone.
+"""
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# What ranks meet because another one is gone: true, but not the reason.
+_COLLATERAL = (
+    *("connection closed by peer", "connection reset", "connection refused", "broken pipe", "socket"),
+    *("timed out", "nccl", "unable to complete", "connect error"),
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank ended: its own words, or the end of its log when it had none."""
+
+    rank: int
+    host: str
+    step: int | None  # optimizer steps done
+    error: str
+    code: int  # exit code, or minus the signal
+    time: float  # seconds since the epoch
+    lines: tuple[str, ...] = ()
+
+    @property
+    def collateral(self) -> bool:
+        """Whether another rank's end may be the reason of this one."""
+        words = self.error.lower()
+        return self.code == 1 and any(part in words for part in _COLLATERAL)
+
+    def in_words(self) -> str:
+        """One sentence and the last lines."""
+        at = "" if self.step is None else f" at step {self.step}"
+        said = "".join(f"\n  {line}" for line in self.lines)
+        return f"rank {self.rank} on {self.host} failed{at}: {self.error}{said}"
+
+
+def write_failure(
+    folder: Path, rank: int, error: str, code: int, step: int | None = None, lines: Sequence[str] = ()
+) -> None:
+    """Leave the record of this rank; a folder that cannot be written is no second failure."""
+    failure = Failure(rank, host(), step, error, code, time.time(), tuple(lines))
+    try:
+        (folder / "failures").mkdir(exist_ok=True)
+        fresh = folder / "failures" / f".rank-{rank:05d}"
+        fresh.write_text(json.dumps(asdict(failure), indent=1) + "\n")
+        fresh.replace(path_of(folder, rank))
+    except OSError:
+        return
+
+
+def path_of(folder: Path, rank: int) -> Path:
+    return folder / "failures" / f"rank-{rank:05d}.json"
+
+
+def read_failures(folder: Path) -> list[Failure]:
+    """The records of this attempt, the first one first: reasons before what followed from them."""
+    found = []
+    for path in (folder / "failures").glob("rank-*.json"):
+        try:
+            record = json.loads(path.read_text())
+            found.append(Failure(**{**record, "lines": tuple(record["lines"])}))
+        except (OSError, ValueError, TypeError, KeyError):  # removed or replaced meanwhile
+            continue
+    return sorted(found, key=lambda failure: (failure.collateral, failure.time))
+
+
+def clear_failures(folder: Path) -> None:
+    shutil.rmtree(folder / "failures", ignore_errors=True)
+
+
+def host() -> str:
+    """The name of this node: Slurm's where there is one, for several nodes may share a machine."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
