@@ -44,7 +44,7 @@ elif [ "$starts" -ge "$REQUEUES" ]; then
     code=1
 else
     ended preempted "and requeued ($((starts + 1)) of $REQUEUES)"
-    trap '' TERM # the requeue ends this script
+    trap - TERM # with which the requeue ends this script
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
     ended preempted "but Slurm did not requeue it; submit again to go on"
     code=1

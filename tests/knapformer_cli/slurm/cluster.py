@@ -40,7 +40,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
-SchedulerParameters=sched_min_interval=100000,bf_interval=1
+SchedulerParameters=sched_min_interval=100000,sched_interval=1,bf_interval=1
 ReturnToService=2
 JobRequeue=1
 MinJobAge=3600
