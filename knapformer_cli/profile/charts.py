@@ -45,7 +45,7 @@ def work_drawing(results: Results) -> Drawing:
     scene, at, layout = results.scene, typical_step(results), shown_layout(results)
     batch, step = scene.mix.batches[at], scene.mix.steps[at]
     panels = [
-        ("before", "as read (none)", _blocks(results, batch, "none")),
+        ("before", "as read", _blocks(results, batch, "none")),
         ("after", layout, _blocks(results, batch, layout)),
     ]
     names = colours(results)
@@ -55,16 +55,16 @@ def work_drawing(results: Results) -> Drawing:
         rows = -(-(len(names) + 1) // columns)
         hatched = "" if panels[1][2].grouped else "hatched: split"
         sheet.legend(names, columns, hatched)
-        free = sheet.height - 19 * rows - 2 * 52
+        free = sheet.height - 19 * rows - 2 * 52 - 8
         share = [max(blocks.most, 1.0) * 1.08 for _, _, blocks in panels]
         top = 19 * rows + 8.0
-        for number, (when, layout, blocks) in enumerate(panels):
+        for number, (when, title, blocks) in enumerate(panels):
             height = free * share[number] / sum(share)
             bottom = sheet.height - top - 22 - height
-            axes = sheet.axes(38, bottom, 4, top + 22)
+            axes = sheet.axes(44, bottom, 4, top + 22)
             _stacks(axes, blocks, scene.mix.sources, names, when, scene.cluster.node)
             axes.set_ylim(0, share[number])
-            axes.set_title(f"{when}: {layout}")
+            axes.set_title(title)
             top += height + 52
             if number:
                 words = "ranks, sorted by work" if blocks.grouped else "rank, in nodes"
@@ -81,9 +81,9 @@ def work_drawing(results: Results) -> Drawing:
             if grouped
             else "Every block is a sequence, or the part of a split one, coloured by source. "
         )
-        + "The height is modelled work over that of the mean rank; both panels have one scale.",
+        + "The height is modelled work over that of the mean rank, on one scale; triangles mark the slowest.",
         paint,
-        (520, 640),
+        (540, 640),
         {when: blocks.words_B for when, _, blocks in panels},
     )
 
@@ -127,7 +127,7 @@ def _stacks(
     end = blocks.columns + gap * ((blocks.columns - 1) // node)
     axes.set_xlim(-0.2, end)
     axes.axhline(1.0, color=LIGHT["ink"], linewidth=1.0, linestyle=(0, (4, 3)))
-    _mark_slowest(axes, blocks, blocks.slowest + gap * (blocks.slowest // node) + 0.43, end)
+    _mark_slowest(axes, blocks, blocks.slowest + gap * (blocks.slowest // node) + 0.43)
     if blocks.grouped:
         axes.set_xticks([])
     else:
@@ -138,21 +138,10 @@ def _stacks(
     axes.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
 
 
-def _mark_slowest(axes: Axes, blocks: Blocks, place: float, end: float) -> None:
-    right = place > end / 2
-    axes.annotate(
-        f"slowest: rank {blocks.rank}, {blocks.most:.3g} x the mean"
-        if blocks.most >= 1.01
-        else f"slowest: rank {blocks.rank}, {blocks.most:.4f} x the mean",
-        (place, blocks.most),
-        xytext=(-4 if right else 4, 4),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="bottom",
-        color=LIGHT["alarm"],
-        fontsize=11,
-        annotation_clip=False,
-    )
+def _mark_slowest(axes: Axes, blocks: Blocks, place: float) -> None:
+    most = f"{blocks.most:.3f}" if blocks.most < 1.1 else f"{blocks.most:.3g}"
+    words = f"rank {blocks.rank}: {most} × the mean"
+    axes.set_title(words, loc="right", color=LIGHT["alarm"], fontsize=11, fontweight="normal")
     axes.plot([place], [blocks.most], marker="v", markersize=6, color=LIGHT["alarm"], clip_on=False)
 
 
@@ -176,7 +165,7 @@ def steps_drawing(results: Results) -> Drawing:
             )
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(10, numticks=6))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(which="minor", length=0)
         axes.grid(axis="y")
@@ -190,7 +179,7 @@ def steps_drawing(results: Results) -> Drawing:
     return Drawing(
         "steps",
         "Busiest rank above the mean, step by step",
-        "Modelled work of the busiest rank, per cent above the mean rank; logarithmic, from 0.01 % upwards.",
+        "Modelled work of the busiest rank, per cent above the mean rank; logarithmic, from 0.01% upwards.",
         paint,
         (300, 300),
         {},
@@ -245,10 +234,10 @@ def mix_drawing(results: Results) -> Drawing:
         sheet.legend(names, columns)
         if sheet.wide:
             left = sheet.axes(46, 44, 500, room + 20)
-            right = sheet.axes(606, 44, 8, room + 20)
+            right = sheet.axes(606, 44, 20, room + 20)
         else:
             left = sheet.axes(46, sheet.height - room - 220, 6, room + 20)
-            right = sheet.axes(76, 30, 6, sheet.height - 172)
+            right = sheet.axes(80, 30, 18, sheet.height - 172)
         _lengths(left, by_name, names, steps)
         _shares(right, by_name, names, results)
 
@@ -258,7 +247,7 @@ def mix_drawing(results: Results) -> Drawing:
         "First, sequences of a step by their length (logarithmic). Then, what share of the sequences, of the "
         "tokens and of the modelled work each source is: attention costs the square of the length.",
         paint,
-        (330, 490),
+        (330, 556),
         {},
     )
 
@@ -310,6 +299,6 @@ def _shares(axes: Axes, by_name: dict[str, np.ndarray], names: dict[str, str], r
     axes.set_yticks(range(3), list(rows))
     axes.tick_params(axis="y", length=0, labelcolor=LIGHT["ink"])
     axes.set_xlim(0, 100)
-    axes.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+    axes.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100%"])
     axes.spines["left"].set_visible(False)
     axes.set_title("share of a step")

@@ -53,7 +53,7 @@ def traffic_drawing(results: Results) -> Drawing:
         "tokens that a rank sends to each peer in one attention all-to-all. Lines are borders of nodes."
         + (f" A cell is {group} neighbouring ranks." if group > 1 else ""),
         paint,
-        (490, 860),
+        (490, 800),
         {},
     )
 
@@ -230,7 +230,15 @@ def seconds_drawing(results: Results) -> Drawing:
                 axes.barh(row, width, 0.66, start, color=LIGHT[part], linewidth=0)
                 start += width
             weight = "bold" if score is results.best else "normal"
-            axes.text(start, row, f"  {seconds_words(start)}", va="center", fontsize=11, weight=weight)
+            axes.annotate(
+                seconds_words(start),
+                (start, row),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=11,
+                weight=weight,
+            )
         axes.axvline(ideal, color=LIGHT["ink"], linewidth=1.0, linestyle=(0, (4, 3)))
         axes.annotate(
             f"ideal {seconds_words(ideal)} s",

@@ -144,7 +144,7 @@ def table_rows(results: Results) -> list[list[str]]:
                 *(f"{row[share]:.3f}" for share in ("attention_sent", "moved", "crossed_nodes")),
                 f"{plan['median']:.1f}",
                 f"{plan['p99']:.1f}",
-                seconds_words(row["step_seconds"]),
+                f"{row['step_seconds']:.3f}",
                 *(f"{row[share]:.3f}" for share in ("of_ideal", "hfu")),
                 f"{row['peak_tokens']:,}",
             ]
@@ -153,8 +153,8 @@ def table_rows(results: Results) -> list[list[str]]:
 
 
 def seconds_words(seconds: float) -> str:
-    """Three digits that count, in seconds."""
-    return f"{seconds:.3g}" if seconds < 1 else f"{seconds:.3f}"
+    """Three digits that count."""
+    return f"{seconds:#.3g}".rstrip(".")
 
 
 def rich_table(results: Results) -> Table:

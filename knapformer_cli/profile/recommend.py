@@ -33,8 +33,8 @@ def recommendation(scores: Sequence[Score], scene: Scene, ideal: float) -> str:
         )
     gain = f"{none.seconds / best.seconds:.2f} times as fast, {ideal / best.seconds:.0%} of the ideal"
     return (
-        f"Train with balancer.layout={best.layout}: a modelled step takes {best.seconds:.3g} s instead of "
-        f"{none.seconds:.3g} s ({gain}), because the busiest rank has {best.work_N.mean():.3f} times the "
+        f"Train with balancer.layout={best.layout}: a modelled step takes {best.seconds:#.3g} s instead of "
+        f"{none.seconds:#.3g} s ({gain}), because the busiest rank has {best.work_N.mean():.3f} times the "
         f"mean work where the reading order gives it {none.work_N.mean():.2f}{_beside(best, scores, scene)}."
     )
 

@@ -53,11 +53,13 @@ def page(results: Results, pictures: list[Picture], gifs: list[bytes]) -> str:
         "report.html.j2"
     )
     mix, config = results.scene.mix, results.question.config
+    verdict, because, reason = results.sentence().partition(", because")
     steps = f"{len(mix.batches)} step{'s' if len(mix.batches) > 1 else ''}"
     return template.render(
         title=f"KnapFormer profile: {mix.origin}",
         subtitle=f"{mix.origin}, {mix.ranks} × {config.cluster.name}, {steps}",
-        sentence=results.sentence(),
+        verdict=verdict,
+        reason=because + reason,
         key=key_figures(results),
         steps=steps,
         meanings=meanings(),

@@ -201,7 +201,8 @@ def _svg(drawing: Drawing, sheet: Sheet) -> str:
     body = body[body.index(">") + 1 :]
     body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r"\s*<!--.*?-->", "", body, flags=re.DOTALL)
-    body = re.sub(r"(\d\.\d\d)\d+", r"\1", body)
+    # Coordinates to a hundredth of a point, which halves the file; numbers in words stay as they are.
+    body = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), body)
     body = re.sub(r"font: ([^;'\"]*)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", body)
     kind = "wide" if sheet.wide else "narrow"
     for group, words in drawing.hover.items():
