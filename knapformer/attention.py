@@ -11,6 +11,7 @@ the degree. N rows leave (the T x M of split chunks), P rows arrive.
 
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,10 @@ class DomainGroup:
         return self.rank // self.width * self.width
 
 
-def make_domain_group(group: dist.ProcessGroup, domain: int) -> DomainGroup:
+def make_domain_group(group: dist.ProcessGroup, domain: int, timeout: timedelta | None = None) -> DomainGroup:
     """This rank's block of `domain` consecutive ranks (the last block may be smaller); collective, once.
 
+    timeout: of its collectives, torch's default for the backend where None.
     Raises ValueError if domain is not positive.
     """
     if domain < 1:
@@ -50,10 +52,12 @@ def make_domain_group(group: dist.ProcessGroup, domain: int) -> DomainGroup:
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
     blocks = [ranks[first : first + domain] for first in range(0, len(ranks), domain)]
     # A group of its own even where the block is the whole group: attention must not queue behind FSDP.
-    return DomainGroup(new_own_group(blocks, dist.get_backend_config(group)), domain, rank)
+    return DomainGroup(new_own_group(blocks, dist.get_backend_config(group), timeout), domain, rank)
 
 
-def new_own_group(blocks: list[list[int]], backend: str) -> dist.ProcessGroup:
+def new_own_group(
+    blocks: list[list[int]], backend: str, timeout: timedelta | None = None
+) -> dist.ProcessGroup:
     """The new group of this process among disjoint blocks of global ranks; collective over all of them.
 
     Where the blocks are the whole job, all processes create all groups in one order. Where they are a part
@@ -63,8 +67,8 @@ def new_own_group(blocks: list[list[int]], backend: str) -> dist.ProcessGroup:
     me = dist.get_rank()
     own = next(block for block in blocks if me in block)
     if sum(map(len, blocks)) < dist.get_world_size():
-        return dist.new_group(own, backend=backend, use_local_synchronization=True)
-    groups = [dist.new_group(block, backend=backend) for block in blocks]
+        return dist.new_group(own, timeout, backend, use_local_synchronization=True)
+    groups = [dist.new_group(block, timeout, backend) for block in blocks]
     return groups[blocks.index(own)]
 
 
