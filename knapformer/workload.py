@@ -53,8 +53,8 @@ class WorkloadModel:
     def fit(cls, len_N: ArrayLike, seconds_N: ArrayLike) -> "WorkloadModel":
         """a*L + b*L^2 through measured seconds of single sequences, with the least relative errors.
 
-        Outliers count less, and no coefficient is below 0. ValueError without two lengths or with seconds that
-        are not positive.
+        Outliers count less, and no coefficient is below 0. ValueError without two lengths or with seconds
+        that are not positive.
         """
         x_N, y_N = np.asarray(len_N, float), np.asarray(seconds_N, float)
         if x_N.shape != y_N.shape or len(np.unique(x_N)) < 2 or min(x_N.min(), y_N.min()) <= 0:

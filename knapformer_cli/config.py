@@ -241,6 +241,9 @@ def _check_ranges(config: Config) -> None:
         "logging.every": (config.logging.every, 1),
         "parallel.threads": (config.parallel.threads, 1),
         "balancer.domain": (config.balancer.domain, 1),
+        "calibrate.shortest": (config.calibrate.shortest, 1),
+        "calibrate.longest": (1 if config.calibrate.longest is None else config.calibrate.longest, 1),
+        "calibrate.repeats": (config.calibrate.repeats, 1),
         "scheduler.warmup": (s.warmup, 0),
         "scheduler.steps": (1 if s.steps is None else s.steps, 1),
         "optimizer.clip": (o.clip, 0),
@@ -271,6 +274,7 @@ def _check_ranges(config: Config) -> None:
         "training.flow.std": t.flow.std,
         "sampling.fps": config.sampling.fps,
         "launch.peak_tflops": 1.0 if config.launch.peak_tflops is None else config.launch.peak_tflops,
+        "calibrate.patience": config.calibrate.patience,
         **{f"cluster.{key}": n for key, n in vars(config.cluster).items() if isinstance(n, float | int)},
     }
     for key, number in positive.items():

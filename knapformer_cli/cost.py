@@ -1,9 +1,21 @@
-"""What of a configuration the cluster model wants."""
+"""Which cost plans: `balancer.cost` resolved to a calibration, the paper's form or a modelled cluster.
+
+Also what of a configuration the cluster model wants.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import torch
 
+from knapformer import WorkloadModel
 from knapformer.cluster import Cluster, ModelShape
+from knapformer_cli.calibration import Calibration, device_name, find_calibration, subject_of
 from knapformer_cli.schema import ClusterConfig, Config
+from knapformer_cli.training.parallel import compute_dtype
 from models.denoiser import build_denoiser
 
 
@@ -25,14 +37,10 @@ def cluster_of(config: ClusterConfig, ranks: int) -> Cluster:
 
 
 def shape_of(config: Config) -> ModelShape:
-    """The sizes of config.model as this program trains it: raw patches and positions are what is routed.
-
-    parallel.dtype=auto is float32 on cluster=cpu and bfloat16 elsewhere.
-    """
-    model, dtype = config.model, config.parallel.dtype
+    """The sizes of config.model as this program trains it: raw patches and positions are what is routed."""
+    model = config.model
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build_denoiser(model, config.data.channels).parameters())
-    wide = dtype == "float32" or (dtype == "auto" and config.cluster.name == "cpu")
     return ModelShape(
         width=model.width,
         heads=model.heads,
@@ -40,6 +48,80 @@ def shape_of(config: Config) -> ModelShape:
         parameters=parameters,
         mlp_ratio=model.mlp_ratio,
         recompute=config.parallel.activation_checkpointing,
-        element_bytes=4 if wide else 2,
+        element_bytes=4 if _dtype_on(config, config.cluster.name) == "float32" else 2,
         routed_bytes=config.data.channels + 3 * 4,  # uint8 patches, int32 positions
     )
+
+
+def resolve_for_machine(config: Config) -> Calibration | None:
+    """Settle balancer.cost for training here: `auto` becomes the path of a calibration, or `analytic`.
+
+    launch.device must be settled. ValueError for a file that is damaged, of another model or device.
+    """
+    device, threads = config.launch.device, config.parallel.threads
+
+    @cache  # the name of a GPU costs a process
+    def here() -> str:
+        return device_name(device, threads)
+
+    return _resolve(config, device, lambda name: name == here(), here)
+
+
+def resolve_for_cluster(config: Config) -> Calibration | None:
+    """The same for config.cluster, which need not be at hand: what was measured on such a device counts."""
+    cluster = config.cluster.name
+    return _resolve(config, cluster, lambda name: _is_of(cluster, name), lambda: cluster)
+
+
+def _resolve(
+    config: Config, device: str, on: Callable[[str], bool], wanted: Callable[[], str]
+) -> Calibration | None:
+    name, subject = config.balancer.cost, subject_of(config, _dtype_on(config, device))
+    if name in ("analytic", "cluster"):
+        return None
+    if name == "auto":
+        found = find_calibration(Path(config.calibrate.folder), subject, on)
+        config.balancer.cost = str(found[0].resolve()) if found else "analytic"
+        return found[1] if found else None
+    path = Path(name).resolve()
+    calibration = Calibration.load(path)
+    difference = calibration.difference(subject)
+    if difference is None and not on(calibration.device):
+        difference = f"device {calibration.device}, not {wanted()}"
+    if difference:
+        raise ValueError(
+            f"balancer.cost={name} was measured with {difference}; run knapformer calibrate with this "
+            "configuration, or use balancer.cost=analytic"
+        )
+    config.balancer.cost = str(path)
+    return calibration
+
+
+def load_cost(config: Config, ranks: int) -> tuple[WorkloadModel, str]:
+    """The cost that a resolved balancer.cost names, and what it is in words."""
+    name, gamma = config.balancer.cost, config.balancer.gamma
+    if name == "analytic":
+        return WorkloadModel.analytic(config.model.width, gamma), f"the analytic cost, gamma {gamma:g}"
+    modelled = cluster_of(config.cluster, ranks).workload(shape_of(config))
+    if name == "cluster":
+        return modelled, f"the modelled seconds of cluster={config.cluster.name}"
+    return _with_traffic(Calibration.load(Path(name)), modelled, config), f"the calibration {name}"
+
+
+def _with_traffic(calibration: Calibration, modelled: WorkloadModel, config: Config) -> WorkloadModel:
+    """A calibration is of one device and knows no traffic: that of a cluster of such devices is added."""
+    if not _is_of(config.cluster.name, calibration.device):
+        return calibration.cost
+    traffic = {name: getattr(modelled, name) for name in ("traffic", "traffic_across", "node")}
+    return replace(calibration.cost, **traffic)
+
+
+def _is_of(cluster: str, device: str) -> bool:
+    """Whether a device belongs to a cluster called so: h100 is in NVIDIA H100 80GB HBM3."""
+    return cluster.lower() in re.findall(r"[a-z0-9]+", device.lower())
+
+
+def _dtype_on(config: Config, device: str) -> str:
+    """The name of the dtype of compute there; a cluster that is not cpu is of GPUs."""
+    kind = torch.device("cpu" if device == "cpu" else "cuda")
+    return str(compute_dtype(config.parallel, kind)).removeprefix("torch.")

@@ -16,6 +16,7 @@ from data.loader import Loader
 from data.manifest import Manifest, open_manifest
 from knapformer import check_layout, choose_kernel
 from knapformer_cli.config import check_same_run, compose, expand_sweep, to_yaml
+from knapformer_cli.cost import resolve_for_machine
 from knapformer_cli.folder import HELD, write_run_folder
 from knapformer_cli.schema import Config, LaunchConfig
 from knapformer_cli.training.checkpoint import complete_checkpoints, find_checkpoint, read_progress
@@ -39,6 +40,7 @@ def train_as_rank(overrides: Sequence[str]) -> None:
                 f"launch.ranks is {config.launch.ranks}, but torchrun started {here} ranks; leave it unset"
             )
         choose_device(config.launch)
+        resolve_for_machine(config)
         config.launch.ranks, config.launch.nodes = here, ranks // here
         check_settings(config)
         check_data(config)
@@ -87,6 +89,7 @@ def resolve(overrides: Sequence[str]) -> Config:
         raise ValueError(
             f"launch.ranks is {launch.ranks}, and this machine has {gpus} GPUs; a GPU holds one rank"
         )
+    resolve_for_machine(config)
     return config
 
 

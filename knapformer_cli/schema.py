@@ -139,6 +139,10 @@ class ProfileConfig:
 @dataclass
 class CalibrateConfig:
     folder: str = "calibrations"  # where fits are kept, a file for each device and model
+    shortest: int = 64  # tokens of the shortest sequence measured; the others double
+    longest: int | None = None  # tokens of the longest; unset: until a step takes `patience`
+    patience: float = 0.5  # seconds
+    repeats: int = 7  # runs of each case that count
 
 
 @dataclass

@@ -14,6 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from knapformer import VarlenKernel, choose_kernel
 from knapformer_cli.schema import LaunchConfig, ParallelConfig
 
 Result = TypeVar("Result")
@@ -90,14 +91,27 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for blocks in [m for m in model.modules() if isinstance(m, nn.ModuleList)]:
         for number, block in enumerate(blocks):
-            if config.activation_checkpointing:
-                block = checkpoint_wrapper(block)
-            if config.compile:
-                block.compile()
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-            blocks[number] = block
+            blocks[number] = prepare_block(block, config)
+            fully_shard(blocks[number], mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+def prepare_block(block: nn.Module, config: ParallelConfig) -> nn.Module:
+    """The block as it computes: recomputed in backward, and compiled, where the configuration says so."""
+    if config.activation_checkpointing:
+        block = checkpoint_wrapper(block)
+    if config.compile:
+        block.compile()
+    return block
+
+
+def choose_attention(kernel: str, config: ParallelConfig, device: torch.device) -> VarlenKernel:
+    """The backend that balancer.kernel names; in float32 there is only SDPA."""
+    wide = compute_dtype(config, device) is torch.float32
+    if wide and kernel not in ("auto", "sdpa"):
+        raise ValueError(f"balancer.kernel={kernel} computes in bfloat16; parallel.dtype=float32 needs sdpa")
+    return choose_kernel("sdpa" if wide else kernel, device)
 
 
 def compute_dtype(config: ParallelConfig, device: torch.device) -> torch.dtype:

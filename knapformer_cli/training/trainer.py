@@ -25,11 +25,11 @@ from knapformer import (
     VarlenKernel,
     WorkloadModel,
     bind_attention,
-    choose_kernel,
     make_domain_group,
     plan_micro_steps,
 )
 from knapformer_cli.config import to_yaml
+from knapformer_cli.cost import load_cost
 from knapformer_cli.schema import Config
 from knapformer_cli.training import checkpoint, preempt
 from knapformer_cli.training.ahead import Preempted, Prepared, prepare_ahead
@@ -37,7 +37,7 @@ from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
 from knapformer_cli.training.gallery import save_clips, save_pictures
 from knapformer_cli.training.metrics import Metrics, peak_tflops
 from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
-from knapformer_cli.training.parallel import SharedError, World, agree, compute_dtype, parallelize
+from knapformer_cli.training.parallel import SharedError, World, agree, choose_attention, parallelize
 from knapformer_cli.training.sampling import Size, draw_shared, whole_attention
 from models.codec import PixelCodec
 from models.denoiser import build_denoiser
@@ -80,9 +80,9 @@ class Trainer:
 
     def __init__(self, config: Config, world: World):
         self.config, self.world, self.folder = config, world, Path(config.run.dir)
-        self.kernel = agree(self._choose_kernel, world.cpu_group)
+        self.kernel = agree(self._choose_attention, world.cpu_group)
         self.domain_group = make_domain_group(world.group, config.balancer.domain)
-        self.cost = WorkloadModel.analytic(width=config.model.width, gamma=config.balancer.gamma)
+        self.cost, self.cost_name = self._load_cost()
         self.codec = PixelCodec(config.data.patch, config.data.patch_time)
         self.model = self._build_model()
         self.optimizer = build_optimizer(self.model, config.optimizer)
@@ -106,14 +106,16 @@ class Trainer:
         set_model_state_dict(model, weights, options=everywhere)
         return model
 
-    def _choose_kernel(self) -> VarlenKernel:
-        name, device = self.config.balancer.kernel, self.world.device
-        wide = compute_dtype(self.config.parallel, device) is torch.float32
-        if wide and name not in ("auto", "sdpa"):
-            raise ValueError(
-                f"balancer.kernel={name} computes in bfloat16; parallel.dtype=float32 needs sdpa"
-            )
-        return choose_kernel("sdpa" if wide else name, device)
+    def _choose_attention(self) -> VarlenKernel:
+        return choose_attention(self.config.balancer.kernel, self.config.parallel, self.world.device)
+
+    def _load_cost(self) -> tuple[WorkloadModel, str]:
+        """What rank 0 reads: all ranks must plan with the same numbers."""
+        config, first, group = self.config, self.world.rank == 0, self.world.cpu_group
+        held = [agree(lambda: load_cost(config, self.world.ranks) if first else None, group)]
+        dist.broadcast_object_list(held, src=0, group=group)
+        assert held[0] is not None
+        return held[0]
 
     def _resume(self) -> checkpoint.Progress:
         """Load the checkpoint that rank 0 finds: on a slow shared disk the ranks might see different ones.
@@ -171,7 +173,7 @@ class Trainer:
         count = sum(p.numel() for p in self.model.parameters())
         self._say(
             f"{self.folder}: {count / 1e6:.1f} M parameters, {w.ranks} ranks on {w.device.type}, "
-            f"layout {b.layout}, attention by {self.kernel.name}"
+            f"layout {b.layout} planned by {self.cost_name}, attention by {self.kernel.name}"
         )
         done, steps = self.progress.step, self.config.training.steps
         if done >= steps:
