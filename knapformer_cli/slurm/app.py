@@ -50,6 +50,27 @@ def train(
     train_command(overrides or [], request, submit, sweep)
 
 
+@slurm_app.command("profile")
+def profile(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings as for `knapformer profile`; slurm=SITE as above.")
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs; 0 measures a CPU.")] = 1,
+    time: Annotated[str, typer.Option(help="Limit, such as 0:30:00.")] = "1:00:00",
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account that pays.")] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the job; else print its script.")] = False,
+) -> None:
+    """Write RUN/submit.slurm that calibrates on one device and profiles the settings with the fit."""
+    from knapformer_cli.packages import check_packages
+
+    check_packages()
+    from knapformer_cli.slurm.submit import Request, profile_command
+
+    request = Request(1, gpus_per_node, time, partition, account)
+    profile_command(overrides or [], request, submit)
+
+
 @slurm_app.command("status")
 def status(run: Run) -> None:
     """Say where a run stands: state and reason, step, checkpoint, restarts, how it ended."""

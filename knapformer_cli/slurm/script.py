@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,36 +14,43 @@ TIMES = r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+"
 
 @dataclass(frozen=True)
 class Job:
-    """What a script is written for; paths are absolute and seen by every node."""
+    """What a script is written for; every node sees its paths."""
 
     name: str
     run: Path  # of an array: the folder that holds 00, 01, ...
     code: Path  # the snapshot
-    work: Path  # where relative paths of the configuration start
     python: str
     nodes: int
     ask: SlurmConfig
+    work: Path | None = None  # where relative paths start; None: where sbatch is called
     array: str | None = None  # elements and how many at once, such as 0-7%2
     dependency: str | None = None
-    settings: tuple[str, ...] = field(
-        default=()
-    )  # compose RUN/config.yaml on the head node, where it is missing
+    settings: tuple[str, ...] | None = None  # of the run, for a script that composes its configuration itself
+    sweep: tuple[str, ...] = ()  # one more setting for each element of the array
 
 
 def training_script(job: Job) -> str:
-    """The text of RUN/submit.slurm."""
+    """The text of RUN/submit.slurm; with settings, a script that needs no run folder written before."""
     about = f"# Trains {job.name}, and goes on after preemption. Slurm reads this file alone: edit it freely."
-    return _script(job, about, "train.sh")
+    return _script(job, about, ["start", *(["compose"] if job.settings is not None else []), "train"])
 
 
-def _script(job: Job, about: str, body: str) -> str:
-    lines = ["#!/usr/bin/env bash", about, *_aligned(_directives(job)), "", "set -uo pipefail  # an unset name ends the script; a command that fails does not", ""]
-    lines += [*_aligned(_names(job)), *_site(job.ask)]
-    return "\n".join(lines) + "\n" + (files("knapformer_cli.slurm") / body).read_text()
+def profile_script(job: Job) -> str:
+    """Calibrates on one device, then profiles the settings; the text of RUN/submit.slurm."""
+    about = f"# Measures {job.name} on one device and compares layouts. Slurm reads this file alone."
+    return _script(job, about, ["start", "profile"])
+
+
+def _script(job: Job, about: str, bodies: Sequence[str]) -> str:
+    safe = "set -uo pipefail  # an unset name ends the script; a command that fails does not"
+    head = ["#!/usr/bin/env bash", about, *_aligned(_directives(job)), "", safe, ""]
+    lines = [*head, *_aligned(_names(job, bodies)), *_site(job.ask)]
+    texts = [(files("knapformer_cli.slurm") / f"{body}.sh").read_text() for body in bodies]
+    return "\n".join(lines) + "\n" + "".join(texts)
 
 
 def _directives(job: Job) -> Iterator[tuple[str, str]]:
-    ask, logs = job.ask, f"{job.run}/logs/slurm-{'%A_%a' if job.array else '%j'}.out"
+    ask, log = job.ask, f"slurm-{'%A_%a' if job.array else '%j'}.out"
     for name, value, why in (
         ("job-name", job.name, "in squeue"),
         ("nodes", str(job.nodes), "machines"),
@@ -63,8 +70,8 @@ def _directives(job: Job) -> Iterator[tuple[str, str]]:
             f"USR1@{ask.grace}",
             "seconds before the end of the time at which all ranks are told to save",
         ),
-        ("chdir", str(job.work), "relative paths of the configuration start here"),
-        ("output", logs, "one log for all starts and nodes"),
+        ("chdir", str(job.work) if job.work else None, "relative paths of the configuration start here"),
+        ("output", f"{job.run}/logs/{log}" if job.work else log, "one log for all starts and nodes"),
         ("open-mode", "append", "a requeued job goes on in the same log"),
     ):
         if value is not None:
@@ -84,23 +91,30 @@ def _directive(name: str, value: str) -> str:
     return f'"{value}"' if re.search(r"\s", value) else value
 
 
-def _names(job: Job) -> Iterator[tuple[str, str]]:
+def _names(job: Job, bodies: Sequence[str]) -> Iterator[tuple[str, str]]:
     container = _container(job)
     yield f"RUN={_quote(job.run)}", "the run folder: config.yaml, logs, checkpoints"
     yield f"CODE={_quote(job.code)}", "the code that was submitted"
     yield f"PYTHON={_quote(job.python)}", "of the ranks"
-    yield f"TELLER={'python3' if container else '$PYTHON'}", "says at the end what happened; any Python 3.11"
-    yield f"REQUEUES={job.ask.requeues}", "how often a preempted job starts again"
+    if "train" in bodies:
+        yield (
+            f"TELLER={'python3' if container else '$PYTHON'}",
+            "says at the end what happened; any Python 3.11",
+        )
+        yield f"REQUEUES={job.ask.requeues}", "how often a preempted job starts again"
     yield f"CONTAINER=({container})", "options of srun"
-    if job.settings:
-        yield f"SETTINGS=({shlex.join(job.settings)})", "of the run, where RUN holds no config.yaml yet"
+    if job.settings is not None:
+        yield f"SETTINGS=({shlex.join(job.settings)})", "of the run"
+    if "compose" in bodies:
+        yield f"SWEEP=({shlex.join(job.sweep)})", "one more setting for each element of an array"
 
 
 def _container(job: Job) -> str:
     """srun's options of the pyxis plugin; the container sees the run folder and the working folder."""
     if job.ask.container is None:
         return ""
-    mounts = [f"{path}:{path}" for path in dict.fromkeys([job.work, job.run, job.code])] + job.ask.mounts
+    paths = [path for path in dict.fromkeys([job.work, job.run, job.code]) if path]
+    mounts = [f"{path}:{path}" for path in paths] + job.ask.mounts
     return shlex.join([f"--container-image={job.ask.container}", f"--container-mounts={','.join(mounts)}"])
 
 

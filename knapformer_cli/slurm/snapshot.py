@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 PACKAGES = ("knapformer", "knapformer_cli", "models", "data", "conf")
-SUFFIXES = (".py", ".yaml", ".sh")
 RECORD, CHANGES = "SNAPSHOT.json", "uncommitted.diff"
 
 
@@ -69,9 +68,9 @@ def read_snapshot(code: Path) -> Snapshot:
 
 def _sources(root: Path) -> Iterator[Path]:
     for package in PACKAGES:
-        yield from (
-            path for path in (root / package).rglob("*") if path.suffix in SUFFIXES and path.is_file()
-        )
+        for path in (root / package).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
 
 
 def _git(root: Path) -> tuple[str | None, tuple[str, ...], bytes]:

@@ -4,18 +4,18 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from knapformer_cli.config import compose, expand_sweep
 from knapformer_cli.folder import write_run_folder
 from knapformer_cli.launch import check_data, check_settings
-from knapformer_cli.schema import Config
+from knapformer_cli.schema import Config, SlurmConfig
 from knapformer_cli.slurm.commands import check_installed, slurm
 from knapformer_cli.slurm.jobs import JOB, active_job
-from knapformer_cli.slurm.script import Job, check_slurm, training_script
+from knapformer_cli.slurm.script import Job, check_slurm, profile_script, training_script
 from knapformer_cli.slurm.snapshot import take_snapshot
 
 SCRIPT = "submit.slurm"
@@ -42,12 +42,10 @@ def train_command(overrides: Sequence[str], request: Request, submit: bool, swee
     if submit:
         check_installed("sbatch")
     if request.array is not None and not sweep:
-        raise ValueError(
-            f"--array is {request.array!r}, and elements of an array are runs of a sweep; add --sweep"
-        )
+        raise ValueError(f"--array is {request.array!r}, and its elements are runs of a sweep; add --sweep")
     choices = expand_sweep(overrides) if sweep else [list(overrides)]
     configs = [resolve(choice, request) for choice in choices]
-    run = Path(configs[0].run.dir)
+    run, array = Path(configs[0].run.dir), _array(request.array, len(configs)) if sweep else None
     for element, config in enumerate(configs if sweep else []):
         config.run.dir = str(run / f"{element:02d}")
         config.logging.group = config.logging.group or run.name
@@ -56,33 +54,66 @@ def train_command(overrides: Sequence[str], request: Request, submit: bool, swee
         check_data(config)
     if request.dependency is None:
         _check_idle(run)
-    array = _array(request.array, len(configs)) if sweep else None
     with _whole_or_not_at_all(run):
-        script = _write(run, configs, request, array)
-        number = slurm("sbatch", "--parsable", str(script)).strip().split(";")[0] if submit else None
+        for config in configs:
+            write_run_folder(config)
+        script = _write(run, training_script, _job(run, configs[0], request, array))
+        number = _sbatch(script) if submit else None
+    for element, config in enumerate(configs if number else []):
+        (Path(config.run.dir) / JOB).write_text(f"{number}_{element}\n" if sweep else f"{number}\n")
+    _tell(run, script, number)
+
+
+def profile_command(overrides: Sequence[str], request: Request, submit: bool) -> None:
+    """Write a job that calibrates on one device and profiles the settings; print or submit it."""
+    if submit:
+        check_installed("sbatch")
+    config = compose(overrides)
+    _ask(config.slurm, request)
+    run = Path(os.path.abspath(config.run.dir))
+    _check_idle(run)
+    with _whole_or_not_at_all(run):
+        script = _write(run, profile_script, replace(_job(run, config, request), settings=tuple(overrides)))
+        number = _sbatch(script) if submit else None
+    if number is not None:
+        (run / JOB).write_text(f"{number}\n")
+    _tell(run, script, number)
+
+
+def _sbatch(script: Path) -> str:
+    return slurm("sbatch", "--parsable", str(script)).strip().split(";")[0]
+
+
+def _tell(run: Path, script: Path, number: str | None) -> None:
     if number is None:
         print(script.read_text(), end="")
         print(f"# written, not submitted: sbatch {script}")
-        return
-    for element, config in enumerate(configs):
-        (Path(config.run.dir) / JOB).write_text(f"{number}_{element}\n" if sweep else f"{number}\n")
-    print(f"submitted job {number}: {run}")
-    print(f"watch it with: knapformer slurm status {run}")
+    else:
+        print(f"submitted job {number}: {run}")
+        print(f"watch it with: knapformer slurm status {run}")
+
+
+def _ask(ask: SlurmConfig, request: Request) -> None:
+    """The options of the command line over the settings; ValueError for what no script can ask."""
+    for name in ("gpus_per_node", "time", "partition", "account", "qos", "constraint", "container"):
+        if (value := getattr(request, name)) is not None:
+            setattr(ask, name, value)
+    check_slurm(ask)
 
 
 def resolve(overrides: Sequence[str], request: Request) -> Config:
     """The configuration for the nodes of the request, whatever this machine has; run.dir is absolute."""
     config = compose(overrides)
-    ask, launch = config.slurm, config.launch
-    for name in ("gpus_per_node", "time", "partition", "account", "qos", "constraint", "container"):
-        if (value := getattr(request, name)) is not None:
-            setattr(ask, name, value)
+    _ask(config.slurm, request)
+    launch, gpus = config.launch, config.slurm.gpus_per_node
     if request.nodes is not None:
         launch.nodes = request.nodes
     if launch.nodes < 1:
         raise ValueError(f"--nodes is {launch.nodes}; it must be at least 1")
-    check_slurm(ask)
-    gpus = ask.gpus_per_node
+    if launch.port:
+        raise ValueError(
+            f"launch.port is {launch.port}, and a job of Slurm takes its port from its number; leave it 0"
+        )
     device = "cuda" if gpus else "cpu"
     if launch.device not in ("auto", device):
         raise ValueError(
@@ -97,24 +128,26 @@ def resolve(overrides: Sequence[str], request: Request) -> Config:
     return config
 
 
-def _write(run: Path, configs: Sequence[Config], request: Request, array: str | None) -> Path:
-    for config in configs:
-        write_run_folder(config)
-    first = configs[0]
-    (run / "logs").mkdir(exist_ok=True)
-    job = Job(
-        name=re.sub(r"\s+", "-", first.run.name),
+def _job(run: Path, config: Config, request: Request, array: str | None = None) -> Job:
+    ask = config.slurm
+    return Job(
+        name=re.sub(r"\s+", "-", config.run.name),
         run=run,
-        code=take_snapshot(run / "code"),
+        code=run / "code",
         work=Path.cwd(),
-        python=first.slurm.python or ("python" if first.slurm.container else sys.executable),
-        nodes=first.launch.nodes,
-        ask=first.slurm,
+        python=ask.python or ("python" if ask.container else sys.executable),
+        nodes=config.launch.nodes,
+        ask=ask,
         array=array,
         dependency=request.dependency,
     )
+
+
+def _write(run: Path, render: Callable[[Job], str], job: Job) -> Path:
+    """The run's logs, code and script; the script names the snapshot."""
+    (run / "logs").mkdir(parents=True, exist_ok=True)
     script = run / SCRIPT
-    script.write_text(training_script(job))
+    script.write_text(render(replace(job, code=take_snapshot(job.code))))
     script.chmod(0o755)
     return script
 

@@ -1,17 +1,8 @@
 
-# The code that was submitted, whatever lies in the folder where the job starts.
-export PYTHONPATH=$CODE PYTHONSAFEPATH=1
-starts=${SLURM_RESTART_COUNT:-0}
-run=$RUN${SLURM_ARRAY_TASK_ID:+/$(printf %02d "${SLURM_ARRAY_TASK_ID:-0}")} # an element of an array has its own
-
 # The last words of a job: finished, preempted, stopped or failed, and where.
 ended() {
     echo "job $SLURM_JOB_ID ended: $("$TELLER" -m knapformer_cli.slurm.ending "$run" "$1" "$2" || echo "$1 $2")"
 }
-
-mkdir -p "$run/logs"
-echo "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" > "$run/JOB"
-echo "job $SLURM_JOB_ID, start $((starts + 1)), $(date -Is): $run on $SLURM_JOB_NODELIST, code $CODE"
 
 # All nodes meet at the first one. No fallback: with a wrong head every node would train alone.
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
