@@ -4,6 +4,7 @@ N steps, R ranks, B blocks, K columns.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,8 +26,8 @@ def typical_step(results: Results) -> int:
 
 def shown_layout(results: Results) -> str:
     """The layout that pictures of one step show: the best that balances."""
-    balanced = [score for score in results.scores if score.layout != "none"]
-    return best_of(balanced or results.scores, results.scene).layout
+    balanced = [score for score in results.possible if score.layout != "none"]
+    return best_of(balanced or results.possible, results.scene).layout
 
 
 def colours(results: Results) -> dict[str, str]:
@@ -90,7 +91,8 @@ def work_drawing(results: Results) -> Drawing:
 
 def _blocks(results: Results, batch: Batch, layout: str) -> Blocks:
     scene = results.scene
-    return rank_blocks(scene.plan(layout, batch), batch, scene.cost, scene.mix.sources)
+    uncapped = scene if layout not in results.refused else replace(scene, max_tokens=None)
+    return rank_blocks(uncapped.plan(layout, batch), batch, scene.cost, scene.mix.sources)
 
 
 def _stacks(
@@ -259,17 +261,9 @@ def _lengths(axes: Axes, by_name: dict[str, np.ndarray], names: dict[str, str], 
     base = np.zeros(40)
     for name, lens in by_name.items():
         count = np.histogram(lens, edges)[0] / steps
-        axes.bar(
-            edges[:-1],
-            count,
-            np.diff(edges),
-            base,
-            align="edge",
-            color=names[name],
-            linewidth=0,
-            clip_on=False,
-        )
-        base += count
+        axes.stairs(base + count, edges, baseline=base, fill=True, color=names[name], clip_on=False)
+        base = base + count
+    axes.set_ylim(0, 1.04 * base.max())
     axes.set_xscale("log")
     decades = [10.0**d for d in range(12) if edges[0] <= 10.0**d <= edges[-1]]
     ticks = decades if len(decades) > 1 else np.geomspace(low, high, 3)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -35,7 +36,7 @@ def profile_command(overrides: Sequence[str]) -> None:
         write_report(results, folder, lambda: bar.advance(task))
     out.print(rich_table(results))
     for layout, reason in results.refused.items():
-        out.print(f"{layout} cannot plan this mix: {reason}", highlight=False)
+        out.print(f"{layout} cannot plan every step: {reason}", highlight=False)
     out.print(results.sentence(), highlight=False)
     out.print(f"{folder}/report.html", highlight=False, soft_wrap=True)
 
@@ -65,8 +66,11 @@ def compare(question: Question, bar: Progress, task: TaskID) -> Results:
         if tuned[0] not in layouts:
             score(tuned[0])
     score(layouts[-1])
-    if not any(found.layout == "none" for found in scores):
-        raise ValueError(f"the mix cannot be planned even without balancing: {refused['none']}")
+    if not scores:
+        raise ValueError(f"no layout can plan this mix; {layouts[-1]}: {refused[layouts[-1]]}")
+    if "none" in refused:  # what is compared with; it never becomes the best
+        scores.insert(0, score_layout(replace(scene, max_tokens=None), "none"))
+        refused["none"] += " (its figures here are without that cap)"
     return Results(question, scores, refused, tuned)
 
 

@@ -3,7 +3,6 @@
 N steps.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
@@ -30,8 +29,13 @@ class Results:
         return self.question.scene
 
     @property
+    def possible(self) -> list[Score]:
+        """Those that can be trained with: `none` is compared with even where its steps cannot be planned."""
+        return [score for score in self.scores if score.layout not in self.refused]
+
+    @property
     def best(self) -> Score:
-        return best_of(self.scores, self.scene)
+        return best_of(self.possible, self.scene)
 
     @property
     def none(self) -> Score:
@@ -42,7 +46,7 @@ class Results:
         return self.scene.ideal_seconds()
 
     def sentence(self) -> str:
-        return recommendation(self.scores, self.scene, self.ideal)
+        return recommendation(self.possible, self.none, self.scene, self.ideal)
 
 
 def layout_figures(score: Score, scene: Scene, ideal: float) -> dict[str, Any]:
@@ -167,8 +171,3 @@ def rich_table(results: Results) -> Table:
     for row in table_rows(results):
         table.add_row(*row, style="bold" if row[0] == results.best.layout else "")
     return table
-
-
-def speedups(scores: Sequence[Score], none: Score) -> dict[str, float]:
-    """How many times as fast as without balancing."""
-    return {score.layout: none.seconds / score.seconds for score in scores}

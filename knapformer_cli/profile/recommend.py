@@ -20,9 +20,9 @@ def fits(score: Score, scene: Scene) -> bool:
     return bool(score.memory_R.max() <= scene.cluster.memory)
 
 
-def recommendation(scores: Sequence[Score], scene: Scene, ideal: float) -> str:
-    """One sentence: the layout, what it gains, and the reason."""
-    best, none = best_of(scores, scene), next(score for score in scores if score.layout == "none")
+def recommendation(scores: Sequence[Score], none: Score, scene: Scene, ideal: float) -> str:
+    """One sentence: which of the layouts, what it gains over `none`, and the reason."""
+    best = best_of(scores, scene)
     if not fits(best, scene):
         return _no_memory(best, scene)
     if best.layout == "none":

@@ -107,7 +107,8 @@ def score_layout(scene: Scene, layout: str, done: Callable[[], None] = lambda: N
         try:
             plans = scene.plan(layout, batch)
         except ValueError as error:
-            raise CannotPlan(f"step {number}: {error}") from error
+            words = str(error).replace("max_tokens", "training.max_tokens_per_rank")
+            raise CannotPlan(f"step {number}: {words}") from error
         planned = time.thread_time() - begin
         rows.append([*_numbers(plans, scene), planned])
         parts.append(scene.step_seconds(plans))

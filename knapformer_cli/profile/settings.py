@@ -6,9 +6,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from knapformer import WorkloadModel, check_layout
+from knapformer import check_layout
 from knapformer_cli.config import compose, from_yaml, load_config, to_yaml
-from knapformer_cli.cost import cluster_of, shape_of
+from knapformer_cli.cost import cluster_of, load_cost, resolve_for_cluster, shape_of
 from knapformer_cli.profile.mix import Mix, mix_of_codes, mix_of_file, mix_of_shards
 from knapformer_cli.profile.run import Measured, read_run
 from knapformer_cli.profile.score import Scene
@@ -23,7 +23,7 @@ OF_A_RUN = ("model", "data", "balancer", "training", "parallel", "launch")
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What the user asks: `notes` are the defaults that were chosen for them, in words."""
+    """What the user asks; `notes` say in words what was chosen for them."""
 
     config: Config
     scene: Scene
@@ -35,47 +35,44 @@ def read_question(overrides: Sequence[str]) -> Question:
     """Compose, read the lengths, check the layouts; ValueError for the first thing that is wrong."""
     config, notes = resolve(overrides)
     check_model(config.model)
+    calibration = resolve_for_cluster(config)
     mix, measured = read_mix(config, _keys(overrides))
     config.profile.ranks = mix.ranks
     for layout in config.profile.layouts:
         check_layout(layout, ranks=mix.ranks, heads=config.model.heads, domain=config.balancer.domain)
+    cost, cost_words = load_cost(config, mix.ranks)
     scene = Scene(
         mix=mix,
         cluster=cluster_of(config.cluster, mix.ranks),
         shape=shape_of(config),
-        cost=WorkloadModel.analytic(width=config.model.width, gamma=config.balancer.gamma),
-        seconds=None,
+        cost=cost,
+        seconds=calibration.cost if calibration else None,
         domain=config.balancer.domain,
         max_tokens=config.training.max_tokens_per_rank,
     )
+    notes.append(f"planned with {cost_words}")
     return Question(config, scene, measured, notes)
 
 
 def resolve(overrides: Sequence[str]) -> tuple[Config, list[str]]:
     """The configuration with the defaults of a profile; overrides win over them, and over those of a run."""
-    keys, notes, given = _keys(overrides), [], list(overrides)
+    keys, given = _keys(overrides), list(overrides)
     if not keys & {"run.name", "run.dir"}:
         given.append("run.name=profile")
-    config = compose(given)
+    chosen = [f"{key}={value}" for key, value in OF_LENGTHS.items() if key not in keys]
+    # Composing takes half a second, so lengths without pixels are told from the overrides where they can be.
+    alone = bool(keys & {"data.codes", "profile.lengths"}) or "data=paper_" in " ".join(overrides)
+    config = compose([*chosen, *given] if alone else given)
     p = config.profile
-    asked = [
-        f"{key}={value}"
-        for key, value in (
-            ("profile.run", p.run),
-            ("profile.lengths", p.lengths),
-            ("data.codes", config.data.codes),
-        )
-        if value
-    ]
+    origins = {"profile.run": p.run, "profile.lengths": p.lengths, "data.codes": config.data.codes}
+    asked = [f"{key}={value}" for key, value in origins.items() if value]
     if len(asked) > 1:
-        raise ValueError(f"{asked[0]} and {asked[1]} are two sources of lengths; give one")
+        raise ValueError(f"{asked[0]} and {asked[1]} are two origins of lengths; give one")
     if p.run:
         return _with_run(given, keys, load_config(Path(p.run) / "config.yaml"))
-    if asked:
-        chosen = [f"{key}={value}" for key, value in OF_LENGTHS.items() if key not in keys]
+    if asked and not alone:
         config = compose([*chosen, *given])
-        if chosen:
-            notes.append(f"lengths alone name no model, so {' '.join(chosen)}")
+    notes = [f"lengths alone name no model, so {' '.join(chosen)}"] if asked and chosen else []
     return config, notes
 
 

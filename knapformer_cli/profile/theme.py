@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.transforms import Bbox
 
 # Every value is unique: in an SVG it becomes the CSS variable of its name. Sources go from cool to warm, as
 # Paul Tol's diverging schemes do, which stay apart for all common forms of colour blindness.
@@ -179,7 +180,8 @@ def render(drawing: Drawing) -> Picture:
         wide.figure.text(0.0, 1 - 6 / whole, drawing.title, size=15, weight="bold", va="top")
         png = io.BytesIO()
         FigureCanvasAgg(wide.figure)
-        wide.figure.savefig(png, format="png", dpi=120, pad_inches=0.25, bbox_inches="tight")
+        margin = Bbox([[-0.25, -0.25], [WIDE / 72 + 0.25, whole / 72 + 0.25]])
+        wide.figure.savefig(png, format="png", dpi=120, bbox_inches=margin)
     return Picture(drawing.name, drawing.title, drawing.caption, png.getvalue(), svgs)  # type: ignore[arg-type]
 
 
