@@ -246,6 +246,8 @@ def _check_ranges(config: Config) -> None:
         "calibrate.repeats": (config.calibrate.repeats, 1),
         "scheduler.warmup": (s.warmup, 0),
         "scheduler.steps": (1 if s.steps is None else s.steps, 1),
+        "profile.ranks": (config.profile.ranks, 1),
+        "profile.steps": (config.profile.steps, 1),
         "optimizer.clip": (o.clip, 0),
         "balancer.gamma": (config.balancer.gamma, 0),
         "sampling.guidance": (config.sampling.guidance, 0),
