@@ -35,6 +35,10 @@ class Blocks:
         """Whether a column is a group of ranks."""
         return len(self.words_B) == 0
 
+    def words_of(self, split: bool) -> list[str]:
+        """What the blocks that are, or are not, parts of split sequences say."""
+        return [self.words_B[block] for block in np.flatnonzero(self.split_B == split)]
+
 
 def rank_blocks(
     plans: Sequence[RoutingPlan], batch: Batch, cost: WorkloadModel, sources: Sequence[str]

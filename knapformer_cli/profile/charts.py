@@ -85,7 +85,12 @@ def work_drawing(results: Results) -> Drawing:
         + "The height is modelled work over that of the mean rank, on one scale; triangles mark the slowest.",
         paint,
         (540, 640),
-        {when: blocks.words_B for when, _, blocks in panels},
+        {
+            group: blocks.words_of(split)
+            for when, _, blocks in panels
+            if not blocks.grouped
+            for split, group in ((False, when), (True, f"{when}-split"))
+        },
     )
 
 
