@@ -84,6 +84,10 @@ def _resolve(
         config.balancer.cost = str(found[0].resolve()) if found else "analytic"
         return found[1] if found else None
     path = Path(name).resolve()
+    if not path.is_file():
+        raise ValueError(
+            f"balancer.cost is {name!r}; it must be auto, analytic, cluster or a file of knapformer calibrate"
+        )
     calibration = Calibration.load(path)
     difference = calibration.difference(subject)
     if difference is None and not on(calibration.device):

@@ -20,9 +20,9 @@ class BalancerConfig:
     layout: str = "elastic"  # none | elastic | a bag spec such as g1n2+g2n1
     domain: int = 8  # consecutive ranks that may share a sequence; usually the ranks of a node
     gamma: float = 0.49  # weight of the quadratic term in the work of a sequence (KnapFormer, eq. 1)
-    cost: str = (
-        "auto"  # auto (this device's calibration of this model, else analytic) | analytic | a JSON path
-    )
+    # auto (this device's calibration of this model, else analytic) | analytic (gamma) | cluster (modelled
+    # seconds of cluster=NAME, traffic included) | a file that `knapformer calibrate` wrote
+    cost: str = "auto"
     kernel: str = "auto"  # auto | sdpa | varlen | flash2 | flash3 | flash4
 
 

@@ -29,7 +29,7 @@ from knapformer import (
     plan_micro_steps,
 )
 from knapformer_cli.config import to_yaml
-from knapformer_cli.cost import load_cost
+from knapformer_cli.cost import load_cost, resolve_for_machine
 from knapformer_cli.schema import Config
 from knapformer_cli.training import checkpoint, preempt
 from knapformer_cli.training.ahead import Preempted, Prepared, prepare_ahead
@@ -110,9 +110,14 @@ class Trainer:
         return choose_attention(self.config.balancer.kernel, self.config.parallel, self.world.device)
 
     def _load_cost(self) -> tuple[WorkloadModel, str]:
-        """What rank 0 reads: all ranks must plan with the same numbers."""
+        """What rank 0 reads, on its own device: all ranks must plan with the same numbers."""
         config, first, group = self.config, self.world.rank == 0, self.world.cpu_group
-        held = [agree(lambda: load_cost(config, self.world.ranks) if first else None, group)]
+
+        def load() -> tuple[WorkloadModel, str]:
+            resolve_for_machine(config)  # again: a launcher may sit on another kind of machine
+            return load_cost(config, self.world.ranks)
+
+        held = [agree(lambda: load() if first else None, group)]
         dist.broadcast_object_list(held, src=0, group=group)
         assert held[0] is not None
         return held[0]

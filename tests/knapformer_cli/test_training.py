@@ -20,6 +20,7 @@ LAYOUTS = {
         "g1n2": ["balancer.layout=g1n2"],
         "g2n1": ["balancer.layout=g2n1"],
         "elastic": ["balancer.layout=elastic"],
+        "another cost": ["balancer.layout=elastic", "balancer.cost=cluster"],
         "capped": ["balancer.layout=elastic", "training.max_tokens_per_rank=300"],
         "recomputed": ["balancer.layout=g2n1", "parallel.activation_checkpointing=true"],
     },
