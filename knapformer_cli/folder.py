@@ -45,4 +45,10 @@ def hold_run_folder(folder: Path) -> None:
     _held[name] = lock
 
 
+def let_go_of_run_folder(folder: Path) -> None:
+    """Leave RUN to a job that starts elsewhere."""
+    if lock := _held.pop(str(folder.resolve()), None):
+        lock.close()
+
+
 _held: dict[str, TextIO] = {}  # an open file is a held lock

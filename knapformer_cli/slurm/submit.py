@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from knapformer_cli.config import compose, expand_sweep
-from knapformer_cli.folder import write_run_folder
+from knapformer_cli.folder import let_go_of_run_folder, write_run_folder
 from knapformer_cli.launch import check_data, check_settings
 from knapformer_cli.schema import Config, SlurmConfig
 from knapformer_cli.slurm.commands import check_installed, slurm
@@ -56,7 +56,7 @@ def train_command(overrides: Sequence[str], request: Request, submit: bool, swee
         _check_idle(run)
     with _whole_or_not_at_all(run):
         for config in configs:
-            write_run_folder(config)
+            let_go_of_run_folder(write_run_folder(config).parent)  # the job holds it from its start on
         script = _write(run, training_script, _job(run, configs[0], request, array))
         number = _sbatch(script) if submit else None
     for element, config in enumerate(configs if number else []):

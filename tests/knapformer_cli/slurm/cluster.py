@@ -1,7 +1,8 @@
-"""A real two-node Slurm on this machine: one controller, two node daemons, every file in a folder of its own.
+"""A real Slurm on this machine: a controller, a daemon for each node, every file in a folder of its own.
 
 The nodes are called n0 and n1 and have addresses of the loopback network. Their names resolve inside a mount
-namespace only, where another hosts file lies over /etc/hosts, so the machine itself stays as it was.
+namespace only, where another hosts file lies over /etc/hosts, so the machine itself stays as it was. A third
+node, n2 in the partition `lost`, has an address that Slurm knows and a name that nobody resolves.
 """
 
 import os
@@ -16,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-NODES = {"n0": "127.0.0.11", "n1": "127.0.0.12"}
+NODES = {"n0": "127.0.0.11", "n1": "127.0.0.12", "n2": "127.0.0.13"}
+NAMELESS = "n2"
 
 CONFIGURATION = """
 ClusterName=knapformer
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
+SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
@@ -47,9 +49,8 @@ MinJobAge=3600
 SlurmdParameters=config_overrides
 InactiveLimit=0
 KillWait=20
-NodeName=n0 NodeHostname={host} NodeAddr={addresses[0]} Port={ports[1]} CPUs={cpus} State=UNKNOWN
-NodeName=n1 NodeHostname={host} NodeAddr={addresses[1]} Port={ports[2]} CPUs={cpus} State=UNKNOWN
 PartitionName=main Nodes=n0,n1 Default=YES MaxTime=60 State=UP
+PartitionName=lost Nodes=n2 MaxTime=60 State=UP
 """
 
 
@@ -114,20 +115,20 @@ def find(name: str) -> str | None:
 
 
 def start(folder: Path, cpus: int = 4) -> Cluster:
-    """Start munged, slurmctld and both slurmd, and wait until the nodes are idle."""
+    """Start munged, slurmctld and each slurmd, and wait until the nodes are idle."""
     host = socket.gethostname().split(".")[0]
-    ports = free_ports(3)
+    port, *ports = free_ports(1 + len(NODES))
     for name in ("state", *NODES):
         (folder / name).mkdir(parents=True)
     folder.chmod(0o755)
-    configuration = folder / "slurm.conf"
-    configuration.write_text(
-        CONFIGURATION.format(
-            host=host, folder=folder, ports=ports, addresses=list(NODES.values()), cpus=cpus
-        ).lstrip()
+    nodes = "".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr={address} Port={own} CPUs={cpus} State=UNKNOWN\n"
+        for own, (name, address) in zip(ports, NODES.items(), strict=True)
     )
+    configuration = folder / "slurm.conf"
+    configuration.write_text(CONFIGURATION.format(host=host, folder=folder, port=port).lstrip() + nodes)
     hosts = folder / "hosts"
-    names = "".join(f"{address} {name}\n" for name, address in NODES.items())
+    names = "".join(f"{address} {name}\n" for name, address in NODES.items() if name != NAMELESS)
     hosts.write_text(Path("/etc/hosts").read_text() + names)
     environment = {**os.environ, "SLURM_CONF": str(configuration)}
     cluster = Cluster(folder, environment)
@@ -137,7 +138,7 @@ def start(folder: Path, cpus: int = 4) -> Cluster:
         for name in NODES:
             inside = f"mount --bind {hosts} /etc/hosts && exec {find('slurmd')} -D -N {name}"
             launch(cluster, "unshare", "--mount", "sh", "-c", inside)
-        cluster.until(lambda: nodes_idle(cluster), 60, "two idle nodes")
+        cluster.until(lambda: nodes_idle(cluster), 60, "idle nodes")
     except BaseException:
         cluster.stop()
         raise

@@ -1,14 +1,14 @@
 """Jobs on a real two-node Slurm, started once for all tests."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from knapformer_cli.slurm.app import slurm_app
 from tests.knapformer_cli.slurm.cluster import Cluster, missing, start
 
 STEPS = 40
@@ -48,17 +48,20 @@ def job(small: list[str]) -> list[str]:
     return [*small, *of_the_run, "--nodes=2", "--gpus-per-node=0", "--time=10"]
 
 
-def knapformer(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`knapformer WORDS` in a process of its own."""
-    command = [sys.executable, "-m", "knapformer_cli", *words]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+def knapformer(*words: str) -> tuple[int, str, str]:
+    """What `knapformer slurm WORDS` does: exit code, output, error."""
+    done = CliRunner().invoke(slurm_app, words)
+    if isinstance(done.exception, ValueError):  # as `main` tells it
+        return 2, done.output, str(done.exception)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output, done.stderr
 
 
 def submit(run: Path, *words: str) -> str:
     """Submit a job into the run folder and return its number."""
-    done = knapformer("slurm", "train", *words, f"run.dir={run}", "--submit")
-    assert done.returncode == 0, done.stderr
+    code, _, said = knapformer("train", *words, f"run.dir={run}", "--submit")
+    assert code == 0, said
     return (run / "JOB").read_text().strip()
 
 

@@ -81,7 +81,7 @@ def test_warned_before_its_limit_a_job_saves_and_is_requeued_and_ends_with_the_s
     preempted_while_held(cluster, number, run, hold_workers(cluster, number, run, at=8))
     first = json.loads((run / "PREEMPTED").read_text())
     assert first["step"] == step(run) == int(complete_checkpoints(run / "checkpoints")[-1].name)
-    waiting = knapformer("slurm", "status", str(run)).stdout
+    waiting = knapformer("status", str(run))[1]
     assert "PENDING (BeginTime: it may not start yet" in waiting
     assert f"ended      preempted and requeued (1 of 20) at step {first['step']}" in waiting
     start_again(cluster, number)
@@ -104,15 +104,14 @@ def test_scancel_leaves_a_whole_checkpoint_and_no_process(
     run = tmp_path / "run"
     number = submit(run, *job, "training.steps=100000", "scheduler.decay=constant", "checkpoint.every=3")
     cluster.until(lambda: step(run) >= 6, 120, "step 6")
-    done = knapformer("slurm", "cancel", str(run))
-    assert done.returncode == 0, done.stderr
+    assert knapformer("cancel", str(run))[0] == 0
     assert ends(cluster, number, 60)["JobState"] == "CANCELLED"
     cluster.until(lambda: not processes(number), 30, "the end of every process")
     saved = complete_checkpoints(run / "checkpoints")
     assert check_complete(saved[-1]).name == f"{step(run):010d}"
     assert f"ended: stopped by Slurm at step {step(run)} (checkpoint {saved[-1].name})" in log(run)
-    again = knapformer("slurm", "cancel", str(run))
-    assert (again.returncode, "has ended already" in again.stderr) == (2, True)
+    code, _, error = knapformer("cancel", str(run))
+    assert (code, "has ended already" in error) == (2, True)
 
 
 def test_a_killed_rank_comes_back_from_the_last_checkpoint_and_without_restarts_left_fails_the_job_by_name(
@@ -127,7 +126,7 @@ def test_a_killed_rank_comes_back_from_the_last_checkpoint_and_without_restarts_
     assert state["JobState"] == "FAILED"
     said = log(run)
     assert re.search(rf"ended: failed with exit code 1 .*rank {killed} on n1 failed.*SIGKILL", said), said
-    assert "SIGKILL" in knapformer("slurm", "status", str(run)).stdout
+    assert "SIGKILL" in knapformer("status", str(run))[1]
     assert losses(run)[:STEPS] == pytest.approx(curve, rel=1e-5)
 
 
@@ -148,8 +147,8 @@ def test_an_array_sweep_writes_a_run_folder_each_and_one_wandb_group(
 ) -> None:
     run = tmp_path / "sweep"
     words = [*job, "training.steps=1,2", "--sweep", "--nodes=1", "logging.wandb=offline"]
-    done = knapformer("slurm", "train", *words, f"run.dir={run}", "--submit")
-    assert done.returncode == 0, done.stderr
+    code, _, error = knapformer("train", *words, f"run.dir={run}", "--submit")
+    assert code == 0, error
     numbers = [(run / element / "JOB").read_text().strip() for element in ("00", "01")]
     for number in numbers:
         assert ends(cluster, number)["JobState"] == "COMPLETED", log(run)
@@ -159,5 +158,5 @@ def test_an_array_sweep_writes_a_run_folder_each_and_one_wandb_group(
     ]
     assert groups == [["sweep"], ["sweep"]]
     assert all(list((run / element / "wandb").glob("*run-*")) for element in ("00", "01"))
-    said = knapformer("slurm", "status", str(run)).stdout
+    said = knapformer("status", str(run))[1]
     assert [line.split()[-1] for line in said.splitlines() if line.startswith("ended")] == ["1", "2"]
