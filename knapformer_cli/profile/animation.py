@@ -11,10 +11,10 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from knapformer_cli.profile.blocks import chunk_columns, stacked
-from knapformer_cli.profile.charts import colours, shown_layout, typical_step
+from knapformer_cli.profile.blocks import FEWEST, chunk_columns, stacked
+from knapformer_cli.profile.charts import shown_layout, typical_step
 from knapformer_cli.profile.figures import Results
-from knapformer_cli.profile.theme import LIGHT
+from knapformer_cli.profile.theme import LIGHT, source_colours
 
 WIDTH, HEIGHT, TOP, FOOT = 760, 400, 56, 14
 MOVE = 26  # frames on the way
@@ -37,9 +37,9 @@ def routing_gif(results: Results, palette: dict[str, str]) -> bytes:
         bottom_C[order] = stacked(place_C[order], height_C[order])
         ends.append((place_C, bottom_C))
     shown = (home_C < MOST_RANKS) | (host_C < MOST_RANKS)
-    named = colours(results)
+    named = source_colours(scene.mix.sources)
     role = {value: name for name, value in LIGHT.items()}
-    fill_S = [palette[role[named[name]]] if name in named else palette["rest"] for name in scene.mix.sources]
+    fill_S = [palette[role[named[name]]] for name in scene.mix.sources]
     most = [np.bincount(place_C, height_C).max() for place_C in (home_C, host_C)]
     stage = Stage(min(scene.mix.ranks, MOST_RANKS), scene.cluster.node, max(most), palette)
     words = [f"as read: {most[0]:.2f} × the mean", "routing", f"{layout}: {most[1]:.3f} × the mean"]
@@ -64,7 +64,7 @@ class Stage:
         self.columns, self.node, self.palette = columns, node, palette
         self.unit = (HEIGHT - TOP - FOOT) / (most * 1.02)
         gaps = (columns - 1) // node
-        self.step = (WIDTH - 16) / (columns + 0.4 * gaps)
+        self.step = (WIDTH - 16) / max(columns + 0.4 * gaps, FEWEST)
         fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
         self.font = ImageFont.truetype(str(fonts / "DejaVuSans.ttf"), 23)
 

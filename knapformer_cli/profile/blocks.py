@@ -13,6 +13,7 @@ from knapformer_cli.profile.mix import Batch
 
 MOST_RANKS = 64  # beyond, ranks are sorted by work and drawn in groups
 COLUMNS = 64
+FEWEST = 8  # columns that there is room for
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from knapformer_cli.profile.blocks import MOST_RANKS, Blocks, rank_blocks
+from knapformer_cli.profile.blocks import FEWEST, MOST_RANKS, Blocks, rank_blocks
 from knapformer_cli.profile.figures import Results
 from knapformer_cli.profile.mix import Batch
 from knapformer_cli.profile.recommend import best_of
@@ -30,17 +30,6 @@ def shown_layout(results: Results) -> str:
     return best_of(balanced or results.possible, results.scene).layout
 
 
-def colours(results: Results) -> dict[str, str]:
-    """A colour for each source, in order of the mean work of a sequence."""
-    mix, cost = results.scene.mix, results.scene.cost
-    total_S, count_S = np.zeros(len(mix.sources)), np.zeros(len(mix.sources))
-    for batch in mix.batches:
-        np.add.at(total_S, batch.source_S, cost.work(batch.len_S))
-        np.add.at(count_S, batch.source_S, 1)
-    order = np.argsort(total_S / np.maximum(count_S, 1), kind="stable")
-    return source_colours([mix.sources[source] for source in order if count_S[source]])
-
-
 def work_drawing(results: Results) -> Drawing:
     """Every sequence a block on the rank that computes it, before and after."""
     scene, at, layout = results.scene, typical_step(results), shown_layout(results)
@@ -49,7 +38,7 @@ def work_drawing(results: Results) -> Drawing:
         ("before", "as read", _blocks(results, batch, "none")),
         ("after", layout, _blocks(results, batch, layout)),
     ]
-    names = colours(results)
+    names = source_colours(results.scene.mix.sources)
 
     def paint(sheet: Sheet) -> None:
         columns = 5 if sheet.wide else 2
@@ -132,7 +121,7 @@ def _stacks(
             )
         )
     end = blocks.columns + gap * ((blocks.columns - 1) // node)
-    axes.set_xlim(-0.2, end)
+    axes.set_xlim(-0.2, max(end, FEWEST))  # a few ranks are no walls
     axes.axhline(1.0, color=LIGHT["ink"], linewidth=1.0, linestyle=(0, (4, 3)))
     _mark_slowest(axes, blocks, blocks.slowest + gap * (blocks.slowest // node) + 0.43)
     if blocks.grouped:
@@ -229,7 +218,7 @@ def _end_labels(axes: Axes, sheet: Sheet, ends: dict[str, float], looks: dict[st
 
 def mix_drawing(results: Results) -> Drawing:
     """Lengths by source, and how much of the tokens and of the work each source is."""
-    scene, names = results.scene, colours(results)
+    scene, names = results.scene, source_colours(results.scene.mix.sources)
     len_S = np.concatenate([batch.len_S for batch in scene.mix.batches])
     source_S = np.concatenate([batch.source_S for batch in scene.mix.batches])
     steps = len(scene.mix.batches)

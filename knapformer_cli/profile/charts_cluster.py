@@ -12,6 +12,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from knapformer import RoutingPlan
+from knapformer_cli.profile.blocks import FEWEST
 from knapformer_cli.profile.charts import layout_look, shown_layout, typical_step
 from knapformer_cli.profile.figures import Results, seconds_words
 from knapformer_cli.profile.score import PARTS, Score
@@ -150,8 +151,10 @@ def _levels(axes: Axes, table_KK: np.ndarray) -> None:
 
 
 def short(number: float) -> str:
-    """Two or three digits, thousands as k."""
-    return f"{number / 1000:.2g}k" if number >= 1000 else f"{number:.3g}"
+    """Three digits at most, thousands as k."""
+    unit, scale = ("M", 1e6) if number >= 999_500 else ("k", 1e3) if number >= 999.5 else ("", 1.0)
+    digits = 1 if number / scale < 9.95 and unit else 0
+    return f"{number / scale:.{digits}f}{unit}"
 
 
 def memory_drawing(results: Results) -> Drawing:
@@ -171,12 +174,16 @@ def memory_drawing(results: Results) -> Drawing:
         axes.axhline(cap, color=LIGHT["ink"], linewidth=1.2, clip_on=False)
         top = max(cap, best_K.max(), none_K.max()) * 1.12
         axes.set_ylim(0, top)
-        axes.set_xlim(0, len(best_K))
+        axes.set_xlim(0, max(len(best_K), FEWEST))
         axes.text(0, cap, f" device memory, {cap:g} GiB", va="bottom", fontsize=11, color=LIGHT["ink"])
         axes.set_ylabel("GiB")
-        axes.set_xlabel("rank" if len(best_K) == scene.mix.ranks else "ranks, fullest first")
-        if len(best_K) != scene.mix.ranks:
+        if len(best_K) == scene.mix.ranks:
+            ranks = np.arange(0, len(best_K), max(1, len(best_K) // 8))
+            axes.set_xticks(ranks + 0.5, [str(rank) for rank in ranks])
+            axes.set_xlabel("rank")
+        else:
             axes.set_xticks([])
+            axes.set_xlabel("ranks, fullest first")
         axes.yaxis.set_major_locator(MaxNLocator(4))
         names = {
             "weights, gradients, optimizer": LIGHT["s0"],

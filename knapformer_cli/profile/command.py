@@ -44,7 +44,8 @@ def profile_command(overrides: Sequence[str]) -> None:
 def compare(question: Question, bar: Progress, task: TaskID) -> Results:
     """Score every layout, and search static specs where asked."""
     scene, profile = question.scene, question.config.profile
-    layouts = chosen_layouts(scene, profile)
+    ran = [question.measured.layout] if question.measured else []
+    layouts = chosen_layouts(scene, profile, ran)
     steps = len(scene.mix.batches)
     bar.update(task, total=steps * len(layouts))
     scores: list[Score] = []
@@ -74,10 +75,10 @@ def compare(question: Question, bar: Progress, task: TaskID) -> Results:
     return Results(question, scores, refused, tuned)
 
 
-def chosen_layouts(scene: Scene, profile: ProfileConfig) -> list[str]:
-    """`none`, uniform bags, given ones, and `elastic` last; each once."""
+def chosen_layouts(scene: Scene, profile: ProfileConfig, ran: Sequence[str]) -> list[str]:
+    """`none`, uniform bags, given ones, those of a run, and `elastic` last; each once."""
     uniform = scene.uniform_layouts() if profile.uniform else []
-    given = [layout for layout in profile.layouts if layout not in ("none", "elastic")]
+    given = [layout for layout in [*profile.layouts, *ran] if layout not in ("none", "elastic")]
     return list(dict.fromkeys(["none", *uniform, *given, "elastic"]))
 
 

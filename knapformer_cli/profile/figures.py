@@ -42,6 +42,12 @@ class Results:
         return next(score for score in self.scores if score.layout == "none")
 
     @property
+    def measured_score(self) -> Score | None:
+        """That of the layout of the run whose lengths these are."""
+        measured = self.question.measured
+        return next((score for score in self.scores if measured and score.layout == measured.layout), None)
+
+    @property
     def ideal(self) -> float:
         return self.scene.ideal_seconds()
 

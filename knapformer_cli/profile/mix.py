@@ -40,6 +40,17 @@ class Mix:
         """Its first steps."""
         return replace(self, batches=self.batches[:steps], steps=self.steps[:steps])
 
+    def ordered(self) -> "Mix":
+        """Sources that occur, in order of the mean length of their sequences."""
+        source_S = np.concatenate([batch.source_S for batch in self.batches])
+        count = np.bincount(source_S, minlength=len(self.sources))
+        tokens = np.bincount(source_S, np.concatenate([batch.len_S for batch in self.batches]), len(count))
+        order = [int(s) for s in np.argsort(tokens / np.maximum(count, 1), kind="stable") if count[s]]
+        place = np.zeros(len(count), np.int64)
+        place[order] = np.arange(len(order))
+        batches = [replace(batch, source_S=place[batch.source_S]) for batch in self.batches]
+        return replace(self, sources=[self.sources[s] for s in order], batches=batches)
+
     def tokens(self) -> float:
         """Mean tokens of a step."""
         return float(np.mean([batch.len_S.sum() for batch in self.batches]))

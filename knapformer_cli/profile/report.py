@@ -35,10 +35,8 @@ def write_report(results: Results, folder: Path, done: Callable[[], None]) -> No
 def drawings(results: Results) -> Iterator[Drawing]:
     """Every picture of the report, in order."""
     yield work_drawing(results)
-    if (measured := results.question.measured) is not None:
-        score = next((score for score in results.scores if score.layout == measured.layout), None)
-        if score is not None:
-            yield measured_drawing(results, score)
+    if results.measured_score is not None:
+        yield measured_drawing(results, results.measured_score)
     yield seconds_drawing(results)
     yield steps_drawing(results)
     yield mix_drawing(results)
@@ -70,6 +68,7 @@ def page(results: Results, pictures: list[Picture], gifs: list[bytes]) -> str:
         pictures=pictures,
         routing=routing_words(results),
         gifs=[base64.b64encode(gif).decode() for gif in gifs],
+        measured=measured_rows(results),
         inputs=input_rows(results),
         light=LIGHT,
         dark=DARK,
@@ -84,6 +83,31 @@ def key_figures(results: Results) -> list[tuple[str, str]]:
         (f"{seconds_words(none.seconds)} → {seconds_words(best.seconds)} s", "a step, modelled"),
         (f"{none.work_N.mean():.3g} → {best.work_N.mean():.4g}", "busiest rank over the mean"),
         (f"{results.ideal / best.seconds:.0%}", "of the ideal, modelled"),
+    ]
+
+
+def measured_rows(results: Results) -> list[tuple[str, str, str]]:
+    """Name, measured and modelled, of what a run logged; nothing where no run was asked about."""
+    measured, score = results.question.measured, results.measured_score
+    if measured is None or score is None:
+        return []
+    busy_NR = measured.busy_NR
+    busy = "" if busy_NR is None else f"{(busy_NR.max(1) / busy_NR.mean(1)).mean():.3f}"
+    planned = f"{seconds_words(float(score.plan_N.mean()))} (this machine)"
+    return [
+        ("seconds of a step", seconds_words(float(measured.step_N.mean())), seconds_words(score.seconds)),
+        ("busiest rank over the mean", busy, f"{score.work_N.mean():.3f}"),
+        (
+            "seconds of routing",
+            seconds_words(float(measured.route_N.mean())),
+            seconds_words(float(score.parts_N["routing"].mean())),
+        ),
+        (
+            "seconds of planning, behind the step before",
+            seconds_words(float(measured.plan_N.mean())),
+            planned,
+        ),
+        ("seconds of waiting for data", seconds_words(float(measured.data_N.mean())), ""),
     ]
 
 

@@ -37,6 +37,7 @@ def read_question(overrides: Sequence[str]) -> Question:
     check_model(config.model)
     calibration = resolve_for_cluster(config)
     mix, measured = read_mix(config, _keys(overrides))
+    mix = mix.ordered()
     config.profile.ranks = mix.ranks
     for layout in config.profile.layouts:
         check_layout(layout, ranks=mix.ranks, heads=config.model.heads, domain=config.balancer.domain)
