@@ -92,7 +92,7 @@ class Subject:
 
     def step(self, case: Case) -> Callable[[], None]:
         """Forward and backward of the case on inputs that are made here and now."""
-        tokens, attend = self._tokens(case), self._attend(case)
+        tokens, attend = self._tokens(case), self.attend(case)
 
         def run() -> None:
             self.model(tokens, attend).square().mean().backward()
@@ -112,7 +112,7 @@ class Subject:
             self.channels,
         )[0]
 
-    def _attend(self, case: Case) -> Attend:
+    def attend(self, case: Case) -> Attend:
         """Attention of the shapes that `knapformer.attention` makes, on numbers that never travelled."""
         len_C, degree_C = (np.array(x) for x in zip(*case.chunks, strict=True))
         whole_C = degree_C == 1
