@@ -232,8 +232,8 @@ def mix_drawing(results: Results) -> Drawing:
             left = sheet.axes(46, 44, 500, room + 20)
             right = sheet.axes(606, 44, 20, room + 20)
         else:
-            left = sheet.axes(46, sheet.height - room - 220, 6, room + 20)
-            right = sheet.axes(80, 30, 18, sheet.height - 172)
+            left = sheet.axes(46, sheet.height - room - 180, 6, room + 20)
+            right = sheet.axes(80, 30, 18, room + 250)
         _lengths(left, by_name, names, steps)
         _shares(right, by_name, names, results)
 
@@ -243,7 +243,7 @@ def mix_drawing(results: Results) -> Drawing:
         "First, sequences of a step by their length (logarithmic). Then, what share of the sequences, of the "
         "tokens and of the modelled work each source is: attention costs the square of the length.",
         paint,
-        (330, 556),
+        (330, 19.0 * -(-len(names) // 2) + 14 + 400),
         {},
     )
 

@@ -301,7 +301,7 @@ def measured_drawing(results: Results, score: Score) -> Drawing:
         if sheet.wide:
             left = sheet.axes(52, 42, 470 if both else 8, room + 22)
         else:
-            left = sheet.axes(52, 42 + (220 if both else 0), 8, room + 22)
+            left = sheet.axes(52, 42 + (260 if both else 0), 8, room + 22)
         left.plot(number_N, step_N, color=LIGHT["accent"], linewidth=1.8)
         left.plot(number_N, modelled_N, color=LIGHT["s5"], linewidth=1.8)
         left.set_ylim(0, max(step_N.max(), modelled_N.max()) * 1.1)
@@ -309,7 +309,7 @@ def measured_drawing(results: Results, score: Score) -> Drawing:
         left.set_xlabel("step")
         left.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         if busy_NR is not None:
-            right = sheet.axes(550, 42, 8, room + 22) if sheet.wide else sheet.axes(52, 42, 8, 290)
+            right = sheet.axes(550, 42, 8, room + 22) if sheet.wide else sheet.axes(52, 42, 8, 300)
             _busy(right, busy_NR, results, score)
 
     return Drawing(
@@ -319,7 +319,7 @@ def measured_drawing(results: Results, score: Score) -> Drawing:
         "rank, and the cluster model's. Where ranks are CPUs also the processor seconds of each rank over "
         "the mean rank's, and modelled work; dots are means, bars span the steps.",
         paint,
-        (290, 510),
+        (290, 540 if busy_NR is not None else 290),
         {},
     )
 

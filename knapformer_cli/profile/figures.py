@@ -167,6 +167,11 @@ def seconds_words(seconds: float) -> str:
     return f"{seconds:#.3g}".rstrip(".")
 
 
+def duration(seconds: float) -> str:
+    """The same with its unit, of which there are two."""
+    return f"{seconds_words(1e3 * seconds)} ms" if seconds < 0.1 else f"{seconds_words(seconds)} s"
+
+
 def rich_table(results: Results) -> Table:
     """The comparison for a terminal, the best layout in bold."""
     table = Table(title=f"{results.scene.mix.origin}, {results.scene.mix.ranks} ranks", title_justify="left")

@@ -15,7 +15,7 @@ from knapformer_cli.profile.charts_cluster import (
     seconds_drawing,
     traffic_drawing,
 )
-from knapformer_cli.profile.figures import COLUMNS, Results, inputs, seconds_words, table_rows
+from knapformer_cli.profile.figures import COLUMNS, Results, duration, inputs, seconds_words, table_rows
 from knapformer_cli.profile.theme import DARK, LIGHT, Drawing, Picture, render
 
 
@@ -93,21 +93,13 @@ def measured_rows(results: Results) -> list[tuple[str, str, str]]:
         return []
     busy_NR = measured.busy_NR
     busy = "" if busy_NR is None else f"{(busy_NR.max(1) / busy_NR.mean(1)).mean():.3f}"
-    planned = f"{seconds_words(float(score.plan_N.mean()))} (this machine)"
+    seconds = [duration(float(x_N.mean())) for x_N in (measured.step_N, measured.route_N, measured.plan_N)]
     return [
-        ("seconds of a step", seconds_words(float(measured.step_N.mean())), seconds_words(score.seconds)),
+        ("step", seconds[0], duration(score.seconds)),
         ("busiest rank over the mean", busy, f"{score.work_N.mean():.3f}"),
-        (
-            "seconds of routing",
-            seconds_words(float(measured.route_N.mean())),
-            seconds_words(float(score.parts_N["routing"].mean())),
-        ),
-        (
-            "seconds of planning, behind the step before",
-            seconds_words(float(measured.plan_N.mean())),
-            planned,
-        ),
-        ("seconds of waiting for data", seconds_words(float(measured.data_N.mean())), ""),
+        ("routing", seconds[1], duration(float(score.parts_N["routing"].mean()))),
+        ("gathering lengths and planning, ahead", seconds[2], f"{duration(float(score.plan_N.mean()))} here"),
+        ("waiting for data and plan", duration(float(measured.data_N.mean())), ""),
     ]
 
 
@@ -136,6 +128,8 @@ def input_rows(results: Results) -> Iterator[tuple[str, str]]:
     """The inputs of report.json in words, with the seed and what was tuned."""
     values = inputs(results)
     cluster, model = values["cluster"], values["model"]
+    count = model["parameters"]
+    parameters = f"{count / 1e9:.3g} B parameters" if count >= 1e9 else f"{count / 1e6:.3g} M parameters"
     yield "lengths", values["lengths"]
     yield "ranks", f"{values['ranks']} in nodes of {cluster['node']}, domains of {values['domain']}"
     yield "tokens a step", f"{values['tokens_per_step']:,.0f} (mean)"
@@ -148,7 +142,7 @@ def input_rows(results: Results) -> Iterator[tuple[str, str]]:
     )
     yield (
         "model",
-        f"{model['parameters'] / 1e9:.3g} B parameters, {model['blocks']} blocks of width {model['width']}, "
+        f"{parameters}, {model['blocks']} blocks of width {model['width']}, "
         f"{model['heads']} heads" + (", activations recomputed" if model["recompute"] else ""),
     )
     yield "cap of tokens a rank", _words(values["max_tokens_per_rank"])
