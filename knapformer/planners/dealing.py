@@ -5,16 +5,17 @@ S sequences, B blocks.
 
 import numpy as np
 
-from knapformer.planners.bench import Job
+from knapformer.planners.job import Job
 
 
 def deal(job: Job, choice_S: np.ndarray) -> np.ndarray:
     """[S] block of each sequence: load and attention even over blocks, at home what can be.
 
     choice_S: [S] index of the degree by which a sequence will at least be split.
-    Split ones first, then whole ones. Of both, blocks keep their own, costliest first, while load and attention
-    stay below their shares. Of the rest, pieces rich in attention go where most of it is missing, the others
-    where most room is: one order for two resources would leave one of them uneven.
+    Split ones first, costliest first: at home while load and attention there stay below their shares, else
+    where `choose` says. Then blocks keep of their own whole ones, costliest first, what they can, and the
+    rest is spread: pieces rich in attention go where most of it is missing, others where most room is. One
+    order for two resources would leave one of them uneven.
     """
     cost_S = job.whole_S.copy()
     long = np.flatnonzero(choice_S)
@@ -81,7 +82,9 @@ class _Trays:
     def expect(self, heads: int, load: int) -> None:
         """Sequences of so much attention and load in sum are dealt next: every block gets its share of it."""
         self.coming = heads, load
-        self.need_B = [need + size * heads // self.ranks for need, size in zip(self.need_B, self.size_B, strict=True)]
+        self.need_B = [
+            need + size * heads // self.ranks for need, size in zip(self.need_B, self.size_B, strict=True)
+        ]
 
     def holds(self, block: int, seq: int) -> bool:
         """Whether the block needs no more than its shares with the sequence in it."""

@@ -10,9 +10,11 @@ import numpy as np
 
 from knapformer.layout import bag_layouts
 from knapformer.plan import RoutingPlan
-from knapformer.planners.bench import Bench, Job
+from knapformer.planners.bench import Bench
+from knapformer.planners.candidates import least_degrees
 from knapformer.planners.dealing import deal
-from knapformer.planners.search import least_degrees, rating, search
+from knapformer.planners.job import Job
+from knapformer.planners.search import rating, search
 from knapformer.planners.static import plan_home, plan_static
 from knapformer.workload import WorkloadModel
 
@@ -77,8 +79,8 @@ class Share:
 def _by_block(job: Job) -> list[Share]:
     """Every block planned on its own; one that misses its goals once more, together with the roomiest other.
 
-    So a candidate that fails in one block costs the others nothing. Empty where there is nothing to divide, or
-    where a block finds no plan under the cap.
+    So a candidate that fails in one block costs the others nothing. Empty where there is nothing to divide,
+    or where a block finds no plan under the cap.
     """
     choice_S = least_degrees(job, job.goal, 8 * job.goal).choice_S
     if job.block_R[-1] == 0 or not choice_S.any():
@@ -142,4 +144,6 @@ def _plan(job: Job, shares: list[Share]) -> RoutingPlan:
         )
         used = host_P >= 0
         columns.append([share.seq_S[seq_P[used]], len_P[used], share.rank_R[host_P[used]]])
-    return RoutingPlan.of_pieces(job.ranks, job.home_S, *(np.concatenate(x) for x in zip(*columns, strict=True)))
+    return RoutingPlan.of_pieces(
+        job.ranks, job.home_S, *(np.concatenate(x) for x in zip(*columns, strict=True))
+    )

@@ -9,16 +9,12 @@ from bisect import bisect_left, insort
 import numpy as np
 
 from knapformer.planners.bench import Bench
+from knapformer.planners.candidates import Candidate
 
 
-Hosts = dict[int, list[int]]
-
-
-def place(bench: Bench, choice_S: np.ndarray, hosts_of: Hosts | None = None) -> bool:
-    """Place all sequences, split by the chosen indices of job.degrees; False if the cap is in the way.
-
-    hosts_of: the ranks of every split sequence, where they are not to be sought.
-    """
+def place(bench: Bench, candidate: Candidate) -> bool:
+    """Place all sequences, split as the candidate has it; False if the cap is in the way."""
+    choice_S, hosts_of = candidate.choice_S, candidate.hosts_of
     long = np.flatnonzero(choice_S)
     for seq in long.tolist():
         bench.lift(seq)
@@ -168,10 +164,14 @@ class Shelves:
         self.bench = bench
         self.room_R = [bench.goal - load for load in bench.load_R]
         self.all = sorted(zip(self.room_R, range(len(self.room_R)), strict=True))
-        self.blocks: list[list[tuple[int, int]]] = [[] for _ in bench.blocks]
-        for room, rank in self.all:
-            self.blocks[bench.block_R[rank]].append((room, rank))
+        self.blocks: list[list[tuple[int, int]]] = [self.all] if len(bench.blocks) == 1 else self._by_block()
         self.room_B = [sum(self.room_R[r] for r in block) for block in bench.blocks]
+
+    def _by_block(self) -> list[list[tuple[int, int]]]:
+        blocks: list[list[tuple[int, int]]] = [[] for _ in self.bench.blocks]
+        for room, rank in self.all:
+            blocks[self.bench.block_R[rank]].append((room, rank))
+        return blocks
 
     def update(self, ranks: set[int]) -> None:
         """Put ranks where their load now belongs."""
@@ -181,7 +181,7 @@ class Shelves:
                 self.room_R[rank],
                 self.bench.goal - self.bench.load_R[rank],
             )
-            for shelf in (self.all, self.blocks[b]):
+            for shelf in [self.all] if self.all is self.blocks[b] else [self.all, self.blocks[b]]:
                 shelf.pop(bisect_left(shelf, (old, rank)))
                 insort(shelf, (room, rank))
             self.room_R[rank] = room

@@ -11,12 +11,14 @@ from knapformer.planners.bench import Bench
 Pieces = list[tuple[int, int]]  # (load, piece), ascending
 
 
-# Plans that come to their goal meet few ranks that cannot be helped; with more of them the search goes on elsewhere.
+# Plans that come to their goal meet few ranks that cannot be helped; after more the search goes on elsewhere.
 PATIENCE = 4
+# Pieces that one may be swapped for.
+MOST_SWAPPED = 12
 
 
 def even(bench: Bench, steps: int) -> None:
-    """Repair the worst rank, again and again, until none is beyond its limits or too many cannot be helped."""
+    """Repair the worst rank, again and again, until none is beyond its limits or too many are stuck."""
     excess_R = [bench.excess_of(rank) for rank in range(bench.job.ranks)]
     stuck: set[int] = set()
     failures = 0
@@ -155,8 +157,9 @@ def _some(pieces: Pieces, count: int) -> Pieces:
 
 
 def _filling(pieces: Pieces, room: int) -> tuple[int, list[int]]:
-    left, chosen, end = room, [], len(pieces)
-    while len(chosen) < 12 and (end := bisect_left(pieces, (left + 1, -1), 0, end)):
+    chosen: list[int] = []
+    left, end = room, len(pieces)
+    while len(chosen) < MOST_SWAPPED and (end := bisect_left(pieces, (left + 1, -1), 0, end)):
         end -= 1
         left -= pieces[end][0]
         chosen.append(pieces[end][1])

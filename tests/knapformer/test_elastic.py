@@ -103,7 +103,7 @@ def test_a_model_that_is_wrong_by_a_quarter_about_attention_costs_three_percent(
         assert plan.max_over_mean(COST) <= 1.03
 
 
-@pytest.mark.parametrize("ranks", [8, 16])
+@pytest.mark.parametrize("ranks", [8, 16, 32])
 def test_long_clips_under_a_cap_that_binds_stay_balanced(ranks):
     for seed in range(3):
         lens, homes = clip_batch(ranks, seed)
