@@ -8,6 +8,7 @@ import pytest
 from data.codes import synthetic_lengths
 from knapformer import RoutingPlan, WorkloadModel, plan_routes
 from knapformer.cluster import (
+    COPIES_OF_A_ROW,
     Cluster,
     ModelShape,
     gradient_seconds,
@@ -100,7 +101,7 @@ def test_exchange_and_routing_pay_for_the_link_that_they_take():
     far = replace(near, node=1)
     ratio = near.bandwidth / near.bandwidth_across
     inside, across = (step_seconds([plan], FLUX, c) for c in (near, far))
-    copies = 4 * 4000 * FLUX.exchanged_bytes / near.memory_bandwidth
+    copies = COPIES_OF_A_ROW * 4000 * FLUX.exchanged_bytes / near.memory_bandwidth
     assert across.exchange_PR - copies == pytest.approx(ratio * (inside.exchange_PR - copies))
     assert across.routing_PR == pytest.approx(ratio * inside.routing_PR)
     assert inside.routing_PR[0, 0] == pytest.approx(4000 * FLUX.routed_bytes / near.bandwidth)
