@@ -8,8 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 # What ranks meet because another one is gone: true, but not the reason.
@@ -28,8 +27,8 @@ class Failure:
     step: int | None  # optimizer steps done
     error: str
     code: int  # exit code, or minus the signal
-    time: float  # seconds since the epoch
     lines: tuple[str, ...] = ()
+    time: float = field(default_factory=time.time)  # seconds since the epoch
 
     @property
     def collateral(self) -> bool:
@@ -44,16 +43,17 @@ class Failure:
         return f"rank {self.rank} on {self.host} failed{at}: {self.error}{said}"
 
 
-def write_failure(
-    folder: Path, rank: int, error: str, code: int, step: int | None = None, lines: Sequence[str] = ()
-) -> None:
-    """Leave the record of this rank; a folder that cannot be written is no second failure."""
-    failure = Failure(rank, host(), step, error, code, time.time(), tuple(lines))
+def write_failure(folder: Path, failure: Failure, by: int | None = None) -> None:
+    """Leave the record, in the file of rank `by` where another one tells it.
+
+    A folder that cannot be written is no second failure.
+    """
+    path = path_of(folder, failure.rank if by is None else by)
     try:
-        (folder / "failures").mkdir(exist_ok=True)
-        fresh = folder / "failures" / f".rank-{rank:05d}"
+        path.parent.mkdir(exist_ok=True)
+        fresh = path.with_name(f".{path.name}")
         fresh.write_text(json.dumps(asdict(failure), indent=1) + "\n")
-        fresh.replace(path_of(folder, rank))
+        fresh.replace(path)
     except OSError:
         return
 
@@ -62,15 +62,18 @@ def path_of(folder: Path, rank: int) -> Path:
     return folder / "failures" / f"rank-{rank:05d}.json"
 
 
+def read_failure(path: Path) -> Failure | None:
+    try:
+        record = json.loads(path.read_text())
+        return Failure(**{**record, "lines": tuple(record["lines"])})
+    except (OSError, ValueError, TypeError, KeyError):  # none, or replaced meanwhile
+        return None
+
+
 def read_failures(folder: Path) -> list[Failure]:
     """The records of this attempt, the first one first: reasons before what followed from them."""
-    found = []
-    for path in (folder / "failures").glob("rank-*.json"):
-        try:
-            record = json.loads(path.read_text())
-            found.append(Failure(**{**record, "lines": tuple(record["lines"])}))
-        except (OSError, ValueError, TypeError, KeyError):  # removed or replaced meanwhile
-            continue
+    paths = (folder / "failures").glob("rank-*.json")
+    found = [failure for path in paths if (failure := read_failure(path))]
     return sorted(found, key=lambda failure: (failure.collateral, failure.time))
 
 

@@ -27,14 +27,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from knapformer_cli.config import load_config
-from knapformer_cli.failures import clear_failures, path_of, read_failures, write_failure
+from knapformer_cli.failures import Failure, clear_failures, host, path_of, read_failures, write_failure
 from knapformer_cli.training.preempt import clear_marker, in_words, read_marker
 from knapformer_cli.worker import FAILED, USER_ERROR
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 JOIN_SECONDS = 600  # until all nodes of the job have come
+LEAVE_SECONDS = 5  # that ranks have to end by themselves after one failed
 REASON_SECONDS = 10  # that a node waits for the reason of a failure that another node caused
 
 
@@ -76,7 +77,7 @@ def run_node(config_path: Path, ranks: int, threads: int, node: Node) -> int:
         clear_marker(folder)
         clear_failures(folder)
     try:
-        with _passing_on_usr1():
+        with _minding_ranks(folder):
             elastic_launch(_job(folder, ranks, node), sys.executable)(
                 "-m", "knapformer_cli.worker", str(config_path)
             )
@@ -144,21 +145,33 @@ def check_head(head: str) -> None:
 
 
 @contextmanager
-def _passing_on_usr1() -> Iterator[None]:
-    """USR1 goes on to the ranks, to those that start later too; blocked in them until they listen."""
+def _minding_ranks(folder: Path) -> Iterator[None]:
+    """What torch's agent leaves open: USR1 for the ranks, and an end for those that outlive a failure.
+
+    USR1 goes to ranks that start later too; it is blocked in them until they listen.
+    """
     wanted, over = Event(), Event()
     signal.signal(signal.SIGUSR1, lambda number, frame: wanted.set())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
-    def pass_on() -> None:
+    def mind() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # this thread takes it for the process
         told: set[int] = set()
+        before: set[int] = set()
+        alone_since: dict[int, float] = {}
         while not over.wait(0.2):
-            for pid in _workers() - told if wanted.is_set() else ():
-                os.kill(pid, signal.SIGUSR1)
+            alive = _workers()
+            for pid in alive - told if wanted.is_set() else ():
+                _send(pid, signal.SIGUSR1)
                 told.add(pid)
+            if before - alive and read_failures(folder):  # one of them failed
+                alone_since |= dict.fromkeys(alive, time.monotonic())
+            before = alive
+            for pid, since in alone_since.items():
+                if pid in alive and time.monotonic() > since + LEAVE_SECONDS:
+                    _send(pid, signal.SIGKILL)  # stopped, or in a collective that nobody else will join
 
-    thread = Thread(target=pass_on, name="usr1", daemon=True)
+    thread = Thread(target=mind, name="mind", daemon=True)
     thread.start()
     try:
         yield
@@ -166,6 +179,11 @@ def _passing_on_usr1() -> Iterator[None]:
         over.set()
         thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _workers() -> set[int]:
@@ -185,8 +203,8 @@ def _tell_failure(error: "ChildFailedError", folder: Path, node: Node, say: Call
     """Say which rank of the job failed first, on any node, and return the exit code."""
     for rank, failure in error.failures.items():
         if not path_of(folder, rank).exists():  # it could not say so itself
-            lines = _last_lines(folder / "logs", failure.local_rank)
-            write_failure(folder, rank, _ending(failure.exitcode), failure.exitcode, lines=lines)
+            lines, code = _last_lines(folder / "logs", failure.local_rank), failure.exitcode
+            write_failure(folder, Failure(rank, host(), None, _ending(code), code, tuple(lines)))
     wait_until = time.monotonic() + (REASON_SECONDS if node.nodes > 1 else 0)
     while (first := read_failures(folder)[0]).collateral and time.monotonic() < wait_until:
         time.sleep(0.5)  # another node may still find out why

@@ -14,7 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from knapformer_cli.config import from_yaml, load_config, to_yaml
-from knapformer_cli.failures import clear_failures, read_failures, write_failure
+from knapformer_cli.failures import (
+    Failure,
+    clear_failures,
+    host,
+    path_of,
+    read_failure,
+    read_failures,
+    write_failure,
+)
 from knapformer_cli.folder import hold_run_folder
 from knapformer_cli.schema import Config
 from knapformer_cli.training import preempt
@@ -33,27 +41,32 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
 
     from knapformer_cli.training.parallel import SharedError, distributed_world
     from knapformer_cli.training.trainer import train
+    from knapformer_cli.training.watch import watching
 
     _follow_launcher()
     preempt.listen()
     store, rank, ranks = next(dist.rendezvous("env://"))
-    config: Config | None = None
+    folder: Path | None = None
     try:
         config = _share(store, rank, lambda: config_on_rank_0(ranks))
-        with distributed_world(config.launch, config.parallel.threads, store, rank, ranks) as world:
+        folder, launch = Path(config.run.dir), config.launch
+        with (
+            distributed_world(launch, config.parallel.threads, store, rank, ranks) as world,
+            watching(folder, rank, world.hosts, launch.timeout),
+        ):
             train(config, world)
     except (ValueError, OSError) as error:  # OSError: a disk that is full or gone
         if os.environ.get(DEBUG):
             traceback.print_exc()
         elif rank == 0 or not isinstance(error, SharedError):
             print(f"error: {error}", file=sys.stderr, flush=True)
-        _record(config, rank, error, USER_ERROR)
+        if folder is not None:
+            write_failure(folder, Failure(rank, host(), here().step, str(error), USER_ERROR))
         if rank != 0 and isinstance(error, SharedError):
             time.sleep(1)  # the launcher ends the other ranks when one is gone: let rank 0 speak first
         os._exit(USER_ERROR)  # threads and process groups may wait for ranks that are gone
     except Exception as error:
-        traceback.print_exc()
-        _record(config, rank, error, FAILED)
+        _tell(error, folder, rank)
         os._exit(FAILED)
 
 
@@ -89,13 +102,22 @@ def _begin(folder: Path) -> None:
     clear_failures(folder)
 
 
-def _record(config: Config | None, rank: int, error: Exception, code: int) -> None:
-    """Leave the reason where every node can read it."""
-    if config is None:
+def _tell(error: Exception, folder: Path | None, rank: int) -> None:
+    """Leave the reason where every node can read it, and say it; whoever only lost another rank is brief."""
+    if folder is None:
+        traceback.print_exception(error)
         return
-    said = str(error) if code == USER_ERROR else f"{type(error).__name__}: {error}"
-    lines = traceback.format_tb(error.__traceback__)[-1].splitlines() if code == FAILED else []
-    write_failure(Path(config.run.dir), rank, said.strip().splitlines()[0], code, here().step, lines)
+    if watched := read_failure(path_of(folder, rank)):  # the watch knows whom all wait for
+        print(f"rank {rank} gives up: {watched.in_words()}", file=sys.stderr, flush=True)
+        return
+    said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    lines = traceback.format_tb(error.__traceback__)[-1].splitlines()
+    failure = Failure(rank, host(), here().step, said, FAILED, tuple(lines))
+    write_failure(folder, failure)
+    if failure.collateral and not os.environ.get(DEBUG):
+        print(f"rank {rank} lost another rank at step {here().step}: {said}", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
 
 
 def _follow_launcher() -> None:

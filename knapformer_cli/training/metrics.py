@@ -2,6 +2,7 @@
 
 import json
 import os
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -138,6 +139,14 @@ class Metrics:
         except Exception as error:
             self.say(f"wandb is off from here on: {error}")
             self.wandb = None
+
+
+def wandb_id(folder: Path) -> str:
+    """The id of a run that begins in this folder: the same again when it ends before its first checkpoint."""
+    path = folder / ".wandb_id"
+    if not path.exists():
+        path.write_text(uuid.uuid4().hex[:8])
+    return path.read_text()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from knapformer import VarlenKernel, choose_kernel
+from knapformer_cli.failures import host
 from knapformer_cli.schema import LaunchConfig, ParallelConfig
 
 Result = TypeVar("Result")
@@ -30,6 +31,8 @@ class World:
     group: dist.ProcessGroup
     cpu_group: dist.ProcessGroup
     ahead_group: dist.ProcessGroup  # for the thread that prepares the next step, and for nothing else
+    hosts: tuple[str, ...] = ()  # by rank
+    timeout: timedelta | None = None  # of collectives
 
 
 class SharedError(ValueError):
@@ -78,7 +81,9 @@ def distributed_world(
     group = dist.group.WORLD
     assert group is not None
     cpu_group, ahead_group = (dist.new_group(backend="gloo", timeout=patience) for _ in range(2))
-    yield World(rank, ranks, device, group, cpu_group, ahead_group)
+    hosts = [""] * ranks
+    dist.all_gather_object(hosts, host(), group=cpu_group)
+    yield World(rank, ranks, device, group, cpu_group, ahead_group, tuple(hosts), patience)
     # Not after an error: the others would fail on this rank's absence before it has said why.
     dist.destroy_process_group()
 

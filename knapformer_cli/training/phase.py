@@ -1,4 +1,4 @@
-"""Where a rank is: the step and the part of it, kept in this process for whoever asks why it stands still."""
+"""Whether a rank moves: the step it is in and when it last got on, kept in this process for its watch."""
 
 import time
 from dataclasses import dataclass
@@ -6,20 +6,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """`step` counts optimizer steps done, `name` says what the rank does or waits for, since when."""
+    """`step` counts optimizer steps done; `since` is when the rank last got on (time.monotonic)."""
 
     step: int | None
-    name: str
-    since: float  # time.monotonic()
+    since: float
 
 
-_here = Phase(None, "start", time.monotonic())
+_here = Phase(None, time.monotonic())
 
 
-def enter(name: str, step: int | None = None) -> None:
-    """This rank begins `name`, in the step it was in or in `step`."""
+def mark(step: int | None = None) -> None:
+    """This rank gets on, in the step it was in or in `step`."""
     global _here
-    _here = Phase(_here.step if step is None else step, name, time.monotonic())
+    _here = Phase(_here.step if step is None else step, time.monotonic())
 
 
 def here() -> Phase:

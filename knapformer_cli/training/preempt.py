@@ -21,6 +21,8 @@ _asked = 0
 
 def listen() -> None:
     """From now on this process notes the signals and goes on; those that came while blocked too."""
+    global _asked
+    _asked = 0
     for number in SIGNALS:
         signal.signal(number, _note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -4,7 +4,6 @@ import math
 import resource
 import sys
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -31,11 +30,11 @@ from knapformer import (
 from knapformer_cli.config import to_yaml
 from knapformer_cli.cost import load_cost, resolve_for_machine
 from knapformer_cli.schema import Config
-from knapformer_cli.training import checkpoint, preempt
+from knapformer_cli.training import checkpoint, phase, preempt
 from knapformer_cli.training.ahead import Preempted, Prepared, prepare_ahead
 from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
 from knapformer_cli.training.gallery import save_clips, save_pictures
-from knapformer_cli.training.metrics import Metrics, peak_tflops
+from knapformer_cli.training.metrics import Metrics, peak_tflops, wandb_id
 from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
 from knapformer_cli.training.parallel import SharedError, World, agree, choose_attention, parallelize
 from knapformer_cli.training.sampling import Size, draw_shared, whole_attention
@@ -81,7 +80,7 @@ class Trainer:
     def __init__(self, config: Config, world: World):
         self.config, self.world, self.folder = config, world, Path(config.run.dir)
         self.kernel = agree(self._choose_attention, world.cpu_group)
-        self.domain_group = make_domain_group(world.group, config.balancer.domain)
+        self.domain_group = make_domain_group(world.group, config.balancer.domain, world.timeout)
         self.cost, self.cost_name = self._load_cost()
         self.codec = PixelCodec(config.data.patch, config.data.patch_time)
         self.model = self._build_model()
@@ -139,7 +138,7 @@ class Trainer:
         dist.broadcast_object_list(held, src=0, group=group)
         found = held[0]
         if found is None:
-            return checkpoint.Progress(0, 0, 0, None, uuid.uuid4().hex[:8])
+            return checkpoint.Progress(0, 0, 0, None, wandb_id(self.folder) if first else "")
         checkpoint.load(found, self.model, self.optimizer, self.average.weights)
         return agree(lambda: checkpoint.read_progress(found), group)
 
@@ -210,6 +209,7 @@ class Trainer:
         """One optimizer step over the global batch."""
         begin, busy = time.perf_counter(), time.thread_time()
         o, number = self.config.optimizer, self.progress.step
+        phase.mark(number)
         loss, route_seconds = self._gradients(prepared)
         norm = clip_gradients(self.model, o.clip)
         if not math.isfinite(norm):  # of all ranks' gradients, so all ranks know
@@ -253,6 +253,7 @@ class Trainer:
         visual = max(1, int(batch.visual_S.sum()))
         total, route_seconds = torch.zeros((), device=w.device), 0.0
         for plan in prepared.plans:
+            phase.mark()
             begin = time.perf_counter()
             arrived = route_batch(prepared.samples, batch, plan, w, self.config.data.channels)
             attend = bind_attention(plan, self.domain_group, kernel=self.kernel, device=w.device)
@@ -325,6 +326,7 @@ class Trainer:
         return float(flop / (seconds * peak * 1e12 * self.world.ranks))
 
     def save(self) -> None:
+        phase.mark(self.progress.step)
         c = self.config
         path = checkpoint.save(
             self.folder / "checkpoints",
@@ -351,6 +353,7 @@ class Trainer:
     def draw(self) -> None:
         """Draw the sample prompts with the averaged weights, into RUN/samples (collective)."""
         s, step = self.config.sampling, self.progress.step
+        phase.mark(step)
         if self.metrics is not None:
             self.metrics.busy_with("drawing samples")
         height, width = s.pictures
