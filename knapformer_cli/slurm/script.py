@@ -42,41 +42,37 @@ def profile_script(job: Job) -> str:
 
 
 def _script(job: Job, about: str, bodies: Sequence[str]) -> str:
-    safe = "set -uo pipefail  # an unset name ends the script; a command that fails does not"
-    head = ["#!/usr/bin/env bash", about, *_aligned(_directives(job)), "", safe, ""]
+    safe = "set -uo pipefail # an unset name ends the script; a command that fails does not"
+    head = ["#!/usr/bin/env bash", about, *_aligned(_directives(job, "train" in bodies)), "", safe, ""]
     lines = [*head, *_aligned(_names(job, bodies)), *_site(job.ask)]
     texts = [(files("knapformer_cli.slurm") / f"{body}.sh").read_text() for body in bodies]
     return "\n".join(lines) + "\n" + "".join(texts)
 
 
-def _directives(job: Job) -> Iterator[tuple[str, str]]:
+def _directives(job: Job, trains: bool) -> Iterator[tuple[str, str]]:
     ask, log = job.ask, f"slurm-{'%A_%a' if job.array else '%j'}.out"
     for name, value, why in (
         ("job-name", job.name, "in squeue"),
         ("nodes", str(job.nodes), "machines"),
-        ("ntasks-per-node", "1", "a launcher a node; it starts the ranks of its node"),
+        ("ntasks-per-node", "1", "it starts the ranks of its node"),
         ("gpus-per-node", str(ask.gpus_per_node) if ask.gpus_per_node else None, "a rank each"),
         ("cpus-per-task", None if ask.cpus is None else str(ask.cpus), "of a node, for ranks and decoding"),
         ("mem", ask.memory, "of a node; 0 is all of it"),
-        ("time", ask.time, "of one start; what is not done by then goes on in the next"),
+        ("time", ask.time, "of one start"),
         ("partition", ask.partition, "queue"),
         ("account", ask.account, "pays"),
         ("qos", ask.qos, "quality of service"),
         ("constraint", ask.constraint, "features that the nodes must have"),
         ("array", job.array, "elements; %N lets N of them run at once"),
         ("dependency", job.dependency, "waits for other jobs"),
-        (
-            "signal",
-            f"USR1@{ask.grace}",
-            "seconds before the end of the time at which all ranks are told to save",
-        ),
+        ("signal", f"USR1@{ask.grace}" if trains else None, "so many seconds before its end all ranks save"),
         ("chdir", str(job.work) if job.work else None, "relative paths of the configuration start here"),
         ("output", f"{job.run}/logs/{log}" if job.work else log, "one log for all starts and nodes"),
         ("open-mode", "append", "a requeued job goes on in the same log"),
     ):
         if value is not None:
             yield f"#SBATCH --{name}={_directive(name, value)}", why
-    if ask.requeues:
+    if trains and ask.requeues:
         yield "#SBATCH --requeue", "the job may start again under its number"
     else:
         yield "#SBATCH --no-requeue", "the job starts once"
@@ -94,7 +90,7 @@ def _directive(name: str, value: str) -> str:
 def _names(job: Job, bodies: Sequence[str]) -> Iterator[tuple[str, str]]:
     container = _container(job)
     yield f"RUN={_quote(job.run)}", "the run folder: config.yaml, logs, checkpoints"
-    yield f"CODE={_quote(job.code)}", "the code that was submitted"
+    yield f"CODE={_quote(job.code)}", "the code that runs"
     yield f"PYTHON={_quote(job.python)}", "of the ranks"
     if "train" in bodies:
         yield (

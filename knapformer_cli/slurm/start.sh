@@ -1,5 +1,5 @@
 
-# The code that was submitted, whatever lies in the folder where the job starts.
+# This code, whatever else lies in the folder where the job starts.
 export PYTHONPATH=$CODE PYTHONSAFEPATH=1
 starts=${SLURM_RESTART_COUNT:-0}
 run=$RUN${SLURM_ARRAY_TASK_ID:+/$(printf %02d "${SLURM_ARRAY_TASK_ID:-0}")} # an element of an array has its own

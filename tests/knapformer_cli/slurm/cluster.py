@@ -48,7 +48,7 @@ JobRequeue=1
 MinJobAge=3600
 SlurmdParameters=config_overrides
 InactiveLimit=0
-KillWait=20
+KillWait=60
 PartitionName=main Nodes=n0,n1 Default=YES MaxTime=60 State=UP
 PartitionName=lost Nodes=n2 MaxTime=60 State=UP
 """
