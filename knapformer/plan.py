@@ -26,6 +26,9 @@ def even_shards(
     return seq_P, shard_P, len_S[seq_P] // degree_S[seq_P] + (after_turn_P < (len_S % degree_S)[seq_P])
 
 
+CHUNK_ARRAYS = ("seq_C", "len_C", "home_C", "host_C")
+
+
 @dataclass(frozen=True, eq=False)
 class RoutingPlan:
     """Chunk c is the next len_C[c] tokens of sequence seq_C[c], travelling from rank home_C[c] to host_C[c].
@@ -33,6 +36,7 @@ class RoutingPlan:
     Chunks are numbered by (home, sequence, shard). So the order in which a rank holds its own tokens before
     routing, and the order in which a host receives them, are both chunk order, and the chunks of one sequence
     are neighbours. A sequence held whole has one chunk; one split over g ranks has g, on g different hosts.
+    The arrays are int64 and read-only.
     """
 
     n_ranks: int
@@ -40,6 +44,13 @@ class RoutingPlan:
     len_C: np.ndarray
     home_C: np.ndarray
     host_C: np.ndarray
+
+    def __post_init__(self) -> None:
+        # Ranks share a plan as they share the batch: nobody may change it under the others.
+        for name in CHUNK_ARRAYS:
+            array_C = np.asarray(getattr(self, name), np.int64).view()
+            array_C.setflags(write=False)
+            object.__setattr__(self, name, array_C)
 
     @classmethod
     def of_pieces(
@@ -109,9 +120,17 @@ class RoutingPlan:
         work_R = self.work_R(cost)
         return float(work_R.max() / work_R.mean()) if len(self.seq_C) else 1.0
 
+    def near_C(self, node: int) -> np.ndarray:
+        """[C] other chunks of the same sequence whose hosts are in the same node of `node` ranks."""
+        place_C = self.seq_C * -(-self.n_ranks // node) + self.host_C // node
+        _, which_C, count = np.unique(place_C, return_inverse=True, return_counts=True)
+        return count[which_C] - 1
+
     def seconds_R(self, cost: WorkloadModel) -> np.ndarray:
         """[R] compute plus attention traffic of each rank."""
-        seconds_C = cost.chunk_seconds(self.len_C, self.total_C(), self.degree_C())
+        alike = cost.traffic == cost.traffic_across
+        near_C = None if alike else self.near_C(cost.node)
+        seconds_C = cost.chunk_seconds(self.len_C, self.total_C(), self.degree_C(), near_C)
         return np.bincount(self.host_C, seconds_C, minlength=self.n_ranks)
 
     def seconds(self, cost: WorkloadModel) -> float:
@@ -146,19 +165,55 @@ class RoutingPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain integers and lists, for JSON."""
-        arrays = {name: getattr(self, name).tolist() for name in ("seq_C", "len_C", "home_C", "host_C")}
-        return {"n_ranks": int(self.n_ranks), **arrays}
+        return {"n_ranks": int(self.n_ranks), **{name: getattr(self, name).tolist() for name in CHUNK_ARRAYS}}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RoutingPlan":
-        """The plan that `to_dict` wrote."""
-        arrays = {name: np.array(values[name], np.int64) for name in ("seq_C", "len_C", "home_C", "host_C")}
-        return cls(n_ranks=values["n_ranks"], **arrays)
+        """The plan that `to_dict` wrote; ValueError names what makes the values no plan."""
+        if not isinstance(values, dict) or set(values) != {"n_ranks", *CHUNK_ARRAYS}:
+            given = sorted(values) if isinstance(values, dict) else values
+            raise ValueError(f"a plan has the keys n_ranks, {', '.join(CHUNK_ARRAYS)}, not {given}")
+        n_ranks = values["n_ranks"]
+        if type(n_ranks) is not int or n_ranks < 1:
+            raise ValueError(f"n_ranks {n_ranks!r} of a plan must be a whole number of at least 1")
+        arrays = {name: _whole_numbers(name, values[name]) for name in CHUNK_ARRAYS}
+        if len({len(array_C) for array_C in arrays.values()}) > 1:
+            sizes = ", ".join(f"{len(array_C)} {name}" for name, array_C in arrays.items())
+            raise ValueError(f"the arrays of a plan must be of one size, not {sizes}")
+        plan = cls(n_ranks=n_ranks, **arrays)
+        plan.check()
+        return plan
+
+    def check(self) -> None:
+        """ValueError unless chunks are in order, not empty, on ranks of the job, and of one sequence on distinct."""
+        least = {"seq_C": 0, "len_C": 1, "home_C": 0, "host_C": 0}
+        for name, low in least.items():
+            array_C = getattr(self, name)
+            high = self.n_ranks - 1 if name in ("home_C", "host_C") else np.iinfo(np.int64).max
+            for c in np.flatnonzero((array_C < low) | (array_C > high))[:1]:
+                raise ValueError(f"chunk {c} of the plan has {name[:-2]} {array_C[c]}, not {low} to {high}")
+        order_C = np.lexsort((self.seq_C, self.home_C))
+        for c in np.flatnonzero(order_C != np.arange(len(order_C)))[:1]:
+            raise ValueError(f"chunk {c} of the plan is out of order: chunks go by home, then by sequence")
+        change_C = self.first_C() | (np.diff(self.home_C, prepend=-1) != 0)
+        if change_C.sum() > len(np.unique(self.seq_C)):
+            raise ValueError("a sequence of the plan has two homes; it is loaded by one rank")
+        if len(np.unique(np.stack([self.seq_C, self.host_C]), axis=1).T) < len(self.seq_C):
+            raise ValueError("two chunks of one sequence of the plan have the same host; join them")
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> "RoutingPlan":
-        """The plan that `to_json` wrote."""
+        """The plan that `to_json` wrote; ValueError names what makes the text no plan."""
         return cls.from_dict(json.loads(text))
+
+
+def _whole_numbers(name: str, values: Any) -> np.ndarray:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"{name} of a plan must be a list of whole numbers")
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        raise ValueError(f"{name} of a plan must hold numbers below 2^63") from None

@@ -94,13 +94,17 @@ class WorkloadModel:
         total_C = np.asarray(total_C, float)
         return self.linear * np.asarray(len_C, float) + self.quadratic * total_C * total_C / degree_C
 
-    def chunk_seconds(self, len_C: ArrayLike, total_C: ArrayLike, degree_C: ArrayLike) -> np.ndarray:
-        """[C] compute of a chunk plus the traffic of its rows that leave the rank."""
+    def chunk_seconds(
+        self, len_C: ArrayLike, total_C: ArrayLike, degree_C: ArrayLike, near_C: ArrayLike | None = None
+    ) -> np.ndarray:
+        """[C] compute of a chunk plus the traffic of its rows that leave the rank.
+
+        near_C: how many of its degree_C - 1 peers are in its node; by default as many as a node has room for.
+        """
         degree_C = np.asarray(degree_C, np.int64)
-        near_C = (np.minimum(degree_C, self.node) - 1) * self.traffic
-        far_C = np.maximum(degree_C - self.node, 0) * self.traffic_across
-        traffic_C = np.asarray(len_C, float) * (near_C + far_C) / degree_C
-        return self.chunk_work(len_C, total_C, degree_C) + traffic_C
+        near_C = np.minimum(degree_C, self.node) - 1 if near_C is None else np.asarray(near_C, np.int64)
+        leaving_C = near_C * self.traffic + (degree_C - 1 - near_C) * self.traffic_across
+        return self.chunk_work(len_C, total_C, degree_C) + np.asarray(len_C, float) * leaving_C / degree_C
 
     def lower_bound(self, len_S: ArrayLike, ranks: int, degrees: ArrayLike) -> float:
         """No plan of these sequences on `ranks` ranks that splits by `degrees` is predicted to be faster.

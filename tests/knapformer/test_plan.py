@@ -59,6 +59,62 @@ def test_a_step_without_sequences_is_a_plan():
         assert plan.max_over_mean(LINEAR) == 1 and plan.gap(LINEAR, heads=4) == 0
 
 
+def test_traffic_knows_which_hosts_share_a_node(plan):
+    cost = WorkloadModel(linear=1.0, quadratic=0.0, traffic=2.0, traffic_across=10.0, node=2)
+    assert plan.near_C(2).tolist() == [0, 1, 1] and plan.near_C(1).tolist() == [0, 0, 0]
+    assert plan.seconds_R(cost).tolist() == [10, 0, 4 + 2 * 2.0, 4 + 2 * 2.0]
+    apart = RoutingPlan(4, plan.seq_C, plan.len_C, plan.home_C, [0, 1, 2])
+    assert apart.seconds_R(cost).tolist() == [10, 4 + 2 * 10.0, 4 + 2 * 10.0, 0]
+
+
+def test_nobody_can_change_a_plan_and_it_does_not_lock_its_makers_arrays():
+    columns = [np.array(x) for x in ([0], [5], [0], [1])]
+    plan = RoutingPlan(2, *columns)
+    for name in ("seq_C", "len_C", "home_C", "host_C"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(plan, name)[0] = 1
+    columns[0][0] = 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches())
+@pytest.mark.parametrize("layout", ["none", "elastic"])
+def test_every_plan_survives_its_file(layout, batch):
+    lens, homes, ranks = batch
+    plan = plan_routes(lens, homes, ranks=ranks, layout=layout, heads=24, cost=COST)
+    plan.check()
+    assert RoutingPlan.from_json(plan.to_json()).to_dict() == plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_ranks": 0}, "n_ranks 0 of a plan must be a whole number of at least 1"),
+        ({"n_ranks": "4"}, "n_ranks '4'"),
+        ({"len_C": [10, 4]}, "of one size, not 3 seq_C, 2 len_C"),
+        ({"len_C": [10, 4, 0]}, "chunk 2 of the plan has len 0, not 1 to"),
+        ({"len_C": [10, 4, 4.5]}, "len_C of a plan must be a list of whole numbers"),
+        ({"len_C": [10, 4, 2**63]}, "below 2\\^63"),
+        ({"host_C": [0, 2, 4]}, "chunk 2 of the plan has host 4, not 0 to 3"),
+        ({"home_C": [-1, 1, 1]}, "chunk 0 of the plan has home -1"),
+        ({"home_C": [1, 1, 0]}, "out of order"),
+        ({"seq_C": [1, 0, 1]}, "two homes"),
+        ({"seq_C": [0, 0, 0], "home_C": [0, 1, 1]}, "two homes"),
+        ({"host_C": [0, 2, 2]}, "two chunks of one sequence of the plan have the same host"),
+        ({"seq_D": [0, 0, 0]}, "a plan has the keys n_ranks, seq_C"),
+    ],
+)
+def test_what_is_no_plan_is_refused_in_words(plan, change, said):
+    with pytest.raises(ValueError, match=said):
+        RoutingPlan.from_dict(plan.to_dict() | change)
+
+
+def test_a_text_that_is_no_plan_is_refused():
+    for text in ("[1]", "nonsense", "{}"):
+        with pytest.raises(ValueError, match="keys n_ranks|Expecting value"):
+            RoutingPlan.from_json(text)
+
+
 def test_a_plan_for_1024_ranks_survives_json():
     generator = np.random.default_rng(0)
     lens, homes = generator.integers(1, 30_000, 4096), generator.integers(0, 1024, 4096)
