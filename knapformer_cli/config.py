@@ -233,6 +233,8 @@ def _check_ranges(config: Config) -> None:
         "launch.nodes": (config.launch.nodes, 1),
         "launch.restarts": (config.launch.restarts, 0),
         "launch.timeout": (config.launch.timeout, 1),
+        "launch.window": (config.launch.window, 1),
+        "launch.straggler": (config.launch.straggler, 0),
         "checkpoint.every": (config.checkpoint.every, 0),
         "checkpoint.keep": (config.checkpoint.keep, 0),
         "sampling.every": (config.sampling.every, 0),

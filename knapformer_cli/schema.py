@@ -100,6 +100,9 @@ class LaunchConfig:
     device: str = "auto"  # auto | cpu | cuda
     port: int = 0  # of the rendezvous; 0 takes a free one
     timeout: int = 600  # seconds a collective may take before the job ends
+    straggler: float = 1.5  # ranks this many times slower than the median are reported; 0: never
+    window: int = 50  # steps over which they are compared
+    preflight: bool | None = None  # check all nodes before the first step; unset: on more than one machine
     peak_tflops: float | None = None  # of one device, for mfu; unset: known for common GPUs, else mfu is null
 
     @property

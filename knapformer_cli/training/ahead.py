@@ -13,6 +13,7 @@ from data.samples import Sample
 from knapformer import RoutingPlan, gather_lengths
 from knapformer_cli.training import preempt
 from knapformer_cli.training.batch import GlobalBatch, describe
+from knapformer_cli.training.pace import Pace
 from knapformer_cli.training.parallel import attempt, share_error
 
 Planner = Callable[[np.ndarray, np.ndarray], tuple[RoutingPlan, ...]]  # len_S, home_S -> a plan a micro-step
@@ -31,6 +32,7 @@ class Prepared:
     reports: list[str]  # why, for those that this rank met
     data_seconds: float
     plan_seconds: float
+    pace_R2: np.ndarray  # pieces of work and nanoseconds of every rank so far (pace.py)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ def prepare_ahead(
     edit: Callable[[list[Sample]], list[Sample]],
     sources: Sequence[str],
     planner: Planner,
+    pace: Pace,
     steps: int,
     group: dist.ProcessGroup,
 ) -> Generator[tuple[Prepared | Preempted, float], None, None]:
@@ -60,7 +63,7 @@ def prepare_ahead(
         samples, reports = (edit(local.samples), local.reports) if local else ([], [])
         read = time.perf_counter()
         state = READ if local else ENDED if message is None else FAILED
-        header = (state, len(reports), preempt.asked())
+        header = (state, len(reports), preempt.asked(), *pace.total)
         header_RM, table_SM, home_S = gather_with_header(header, describe(samples, sources), group)
         if ENDED in header_RM[:, 0]:  # the order is the same on every rank, and so is its end
             return None
@@ -72,7 +75,8 @@ def prepare_ahead(
         batch = GlobalBatch.of(table_SM, home_S)
         plans = planner(batch.len_S, batch.home_S)
         planned, lost = time.perf_counter(), int(header_RM[:, 1].sum())
-        return Prepared(samples, batch, plans, local.state, lost, reports, read - begin, planned - read)
+        seconds = read - begin, planned - read
+        return Prepared(samples, batch, plans, local.state, lost, reports, *seconds, header_RM[:, 3:5])
 
     if steps < 1:
         return
@@ -94,9 +98,13 @@ def prepare_ahead(
 def gather_with_header(
     header: Sequence[int], local_SM: np.ndarray, group: dist.ProcessGroup
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All ranks' (header_RM, table_SM, home_S): a few numbers of each rank ride along as the first row."""
-    first = np.zeros((1, local_SM.shape[1]), np.int64)
-    first[0, : len(header)] = header
+    """All ranks' (header_RM, table_SM, home_S): a few numbers of each rank ride along as its first rows."""
+    columns = local_SM.shape[1]
+    rows = -(-len(header) // columns)
+    first = np.zeros((rows, columns), np.int64)
+    first.flat[: len(header)] = header
     table_SM, home_S = gather_lengths(np.concatenate([first, local_SM]), group)
-    first_R = np.searchsorted(home_S, np.arange(home_S[-1] + 1))
-    return table_SM[first_R], np.delete(table_SM, first_R, axis=0), np.delete(home_S, first_R)
+    start_R = np.searchsorted(home_S, np.arange(home_S[-1] + 1))
+    first_N = (start_R[:, None] + np.arange(rows)).ravel()
+    header_RM = table_SM[first_N].reshape(len(start_R), rows * columns)
+    return header_RM, np.delete(table_SM, first_N, axis=0), np.delete(home_S, first_N)

@@ -29,6 +29,7 @@ from knapformer import (
 )
 from knapformer_cli.config import to_yaml
 from knapformer_cli.cost import load_cost, resolve_for_machine
+from knapformer_cli.failures import host
 from knapformer_cli.schema import Config
 from knapformer_cli.training import checkpoint, phase, preempt
 from knapformer_cli.training.ahead import Preempted, Prepared, prepare_ahead
@@ -36,6 +37,7 @@ from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
 from knapformer_cli.training.gallery import save_clips, save_pictures
 from knapformer_cli.training.metrics import Metrics, peak_tflops, wandb_id
 from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
+from knapformer_cli.training.pace import Pace, Paces
 from knapformer_cli.training.parallel import SharedError, World, agree, choose_attention, parallelize
 from knapformer_cli.training.sampling import Size, draw_shared, whole_attention
 from models.codec import PixelCodec
@@ -53,7 +55,9 @@ def train(config: Config, world: World) -> None:
     trainer = Trainer(config, world)
     first, last = trainer.progress.step, config.training.steps
     batches, sources = iter(trainer.loader), sorted(config.data.sources)
-    steps = prepare_ahead(batches, trainer.edit, sources, trainer.plan, last - first, world.ahead_group)
+    steps = prepare_ahead(
+        batches, trainer.edit, sources, trainer.plan, trainer.pace, last - first, world.ahead_group
+    )
     with trainer.metrics or nullcontext(), closing(steps):
         trainer.announce()
         for prepared, waited in steps:
@@ -88,6 +92,8 @@ class Trainer:
         self.average = Average(self.model, config.optimizer.ema)
         self.progress = self._resume()
         self.saved_step = self.progress.step
+        launch, hosts = config.launch, world.hosts or (host(),) * world.ranks
+        self.pace, self.paces = Pace(world.device), Paces(hosts, launch.straggler, launch.window)
         self.manifest = agree(lambda: open_manifest(config.data), world.cpu_group)
         agree(self._check_same_data, world.cpu_group)
         self.loader = agree(self._open_loader, world.cpu_group)
@@ -224,6 +230,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.average.update(number)
+        self.pace.work()
         batch, done = prepared.batch, self.progress
         self.progress = replace(
             done,
@@ -234,6 +241,8 @@ class Trainer:
         )
         for report in prepared.reports:
             print(f"lost sample: {report}", file=sys.stderr, flush=True)  # each rank where its log goes
+        if self.metrics is not None and (slow := self.paces.compare(number + 1, prepared.pace_R2)):
+            self._say(slow)
         if _due(number + 1, self.config.logging.every):
             times = {
                 "step": waited + time.perf_counter() - begin,
@@ -291,6 +300,8 @@ class Trainer:
             "busy_seconds": busy_R.tolist(),
             # Processor time means nothing where the work is on a GPU.
             "busy_max_over_mean": busy_R.max() / busy_R.mean() if self.world.device.type == "cpu" else None,
+            "pace_max_over_median": self.paces.max_over_median,
+            "slow_ranks": self.paces.slow,
             "mfu": self._mfu(batch.len_S, seconds["step"]),
             "memory_gib": _memory_gib(self.world.device),
         }
