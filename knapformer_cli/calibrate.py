@@ -104,7 +104,7 @@ def report(calibration: Calibration, cases: Sequence[Case], path: Path) -> None:
         ("a pair of tokens in attention", f"{c.cost.quadratic * 1e9:.4g} ns"),
         ("a step besides", f"{c.overhead * 1e3:.3g} ms"),
         ("gamma with the same ratio", f"{c.gamma:.3f}"),
-        (f"median error of {len(cases) - out} fitted steps and {out} held out", f"{c.held_out_error:.1%}"),
+        (f"median error of {out} steps held out of {len(cases)}", f"{c.held_out_error:.1%}"),
         ("the same of the paper's form, scaled", f"{c.gamma_error:.1%}"),
     ):
         table.add_row(name, value)
