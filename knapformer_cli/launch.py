@@ -162,11 +162,17 @@ def index_data(config: DataConfig) -> Manifest:
 
 def start(config: Config) -> int:
     """Run the job on this machine; returns the exit code."""
+    from knapformer_cli.bandwidth import free_port
     from knapformer_cli.node import Node, run_node
 
+    if config.launch.nodes > 1:
+        raise ValueError(
+            f"launch.nodes is {config.launch.nodes}, and this command starts one machine; use knapformer slurm "
+            "train, or torchrun on each of them"
+        )
     path, launch = write_run_folder(config), config.launch
     os.environ[HELD] = str(path.parent.resolve())
-    head = f"127.0.0.1:{launch.port or _free_port()}"
+    head = f"127.0.0.1:{launch.port or free_port()}"
     node = Node(head, id=path.parent.name, restarts=launch.restarts, address="127.0.0.1")
     return run_node(path, launch.ranks or 1, config.parallel.threads, node)
 
