@@ -187,9 +187,3 @@ def check_port(port: int) -> None:
             raise ValueError(
                 f"launch.port {port} cannot be used: {error.strerror}; choose another, or 0"
             ) from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

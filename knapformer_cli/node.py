@@ -84,6 +84,9 @@ def run_node(config_path: Path, ranks: int, threads: int, node: Node) -> int:
     except ChildFailedError as error:
         return _tell_failure(error, folder, node, say)
     except RendezvousError as error:
+        if found := read_failures(folder):  # the head is gone, and has said why
+            say(f"error: {found[0].in_words()}")
+            return USER_ERROR if found[0].code == USER_ERROR else FAILED
         say(f"error: the {node.nodes} nodes of the job did not meet at {node.head}: {_cause(error)}")
         return FAILED
     except (SignalException, KeyboardInterrupt) as error:

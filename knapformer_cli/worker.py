@@ -11,6 +11,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 from knapformer_cli.config import from_yaml, load_config, to_yaml
@@ -23,12 +25,13 @@ from knapformer_cli.failures import (
     read_failures,
     write_failure,
 )
-from knapformer_cli.folder import hold_run_folder
+from knapformer_cli.folder import HELD, hold_run_folder
 from knapformer_cli.schema import Config
 from knapformer_cli.training import preempt
 from knapformer_cli.training.phase import here
 
 FAILED, USER_ERROR = 1, 2
+INDEX_SECONDS = 24 * 3600  # that nodes may take to fetch and index their shards
 DEBUG = "KNAPFORMER_DEBUG"
 
 
@@ -40,6 +43,7 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
     import torch.distributed as dist
 
     from knapformer_cli.training.parallel import SharedError, distributed_world
+    from knapformer_cli.training.preflight import preflight
     from knapformer_cli.training.trainer import train
     from knapformer_cli.training.watch import watching
 
@@ -50,10 +54,15 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
     try:
         config = _share(store, rank, lambda: config_on_rank_0(ranks))
         folder, launch = Path(config.run.dir), config.launch
+        _index_on_every_node(config, store, rank, ranks)
         with (
             distributed_world(launch, config.parallel.threads, store, rank, ranks) as world,
             watching(folder, rank, world.hosts, launch.timeout),
         ):
+            if launch.preflight or (launch.preflight is None and len(set(world.hosts)) > 1):
+                said = preflight(config, world)
+                if rank == 0:
+                    print(said, file=sys.stderr, flush=True)
             train(config, world)
     except (ValueError, OSError) as error:  # OSError: a disk that is full or gone
         if os.environ.get(DEBUG):
@@ -86,6 +95,25 @@ def _share(store, rank: int, make: Callable[[], Config]) -> Config:
     if kind == "error":
         raise SharedError(text)
     return from_yaml(text)
+
+
+def _index_on_every_node(config: Config, store, rank: int, ranks: int) -> None:
+    """Fetch and index the shards once on each node, before a collective with its timeout waits for that.
+
+    What is wrong with them is said later, by all ranks. A launcher on this machine has done it already.
+    """
+    from data.manifest import open_manifest
+
+    if HELD in os.environ:
+        return
+    node, nodes = (
+        int(os.environ.get(name, own)) for name, own in (("GROUP_RANK", rank), ("GROUP_WORLD_SIZE", ranks))
+    )
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        with suppress(ValueError, OSError):
+            open_manifest(config.data)
+        store.set(f"indexed {node}", "")
+    store.wait([f"indexed {node}" for node in range(nodes)], timedelta(seconds=INDEX_SECONDS))
 
 
 def _begin(folder: Path) -> None:
