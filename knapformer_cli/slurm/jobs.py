@@ -10,6 +10,7 @@ from pathlib import Path
 
 from knapformer_cli.slurm.commands import slurm
 from knapformer_cli.slurm.ending import last_step, newest_checkpoint
+from knapformer_cli.slurm.snapshot import RECORD, read_snapshot
 
 JOB = "JOB"  # RUN/JOB holds the number of its newest job
 ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD")
@@ -100,7 +101,8 @@ def _lines(run: Path) -> Iterator[tuple[str, str]]:
     yield "step", f"{'none yet' if step is None else step} of {_steps(run)}"
     yield "checkpoint", newest_checkpoint(run) or "none yet"
     yield "restarts", str(job.restarts) if job.state != "FORGOTTEN" else ""
-    yield "ended", _last_words(run) if job.state not in ("RUNNING", "COMPLETING") else ""
+    yield "code", _code(run)
+    yield "ended", _said(run, r"job \d+ ended: (.*)") if job.state not in ("RUNNING", "COMPLETING") else ""
 
 
 def _in_words(job: JobState) -> str:
@@ -112,11 +114,17 @@ def _in_words(job: JobState) -> str:
     return f"{job.state} for {job.ran} of {job.limit}"
 
 
-def _last_words(run: Path) -> str:
-    """The line with which the job ended, from the newest log that has one."""
+def _said(run: Path, line: str) -> str:
+    """What stands in the last such line of the newest log."""
     log = _newest_log(run)
-    said = re.findall(r"^job \d+ ended: (.*)$", log.read_text(errors="replace"), re.MULTILINE) if log else []
-    return said[-1] if said else ""
+    found = re.findall(f"^{line}$", log.read_text(errors="replace"), re.MULTILINE) if log else []
+    return found[-1] if found else ""
+
+
+def _code(run: Path) -> str:
+    """Which code the newest start ran; a script of one's own may run any folder."""
+    code = Path(_said(run, r"job \d+, start .*, code (.*)"))
+    return read_snapshot(code).in_words() if (code / RECORD).is_file() else ""
 
 
 def _steps(run: Path) -> int:

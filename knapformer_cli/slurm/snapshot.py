@@ -26,6 +26,7 @@ class Snapshot:
     time: str
 
     def in_words(self) -> str:
+        """One line for people."""
         if self.commit is None:
             return f"version {self.version}, {self.digest}"
         changed = f" with {len(self.changed)} files changed" if self.changed else ""

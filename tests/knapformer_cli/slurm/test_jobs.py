@@ -7,11 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from knapformer_cli.schema import SlurmConfig
 from knapformer_cli.slurm.ending import last_step
+from knapformer_cli.slurm.script import Job, training_script
 from knapformer_cli.slurm.snapshot import PACKAGES
 from knapformer_cli.training.checkpoint import check_complete, complete_checkpoints
 from knapformer_cli.training.metrics import read_metrics
@@ -68,6 +71,7 @@ def test_a_job_runs_what_was_submitted_and_trains_as_one_machine_does(
     said = knapformer("status", str(run))[1]
     assert f"step       {STEPS} of {STEPS}" in said
     assert f"ended      finished at step {STEPS}" in said
+    assert re.search(rf"code       version .*, {next((run / 'code').iterdir()).name}", said), said
     assert knapformer("logs", str(run), "--follow", "--lines=1")[1] == log(run).splitlines(True)[-1]
 
 
@@ -196,3 +200,17 @@ def test_an_array_sweep_writes_a_run_folder_each_and_one_wandb_group(
     assert all(list((run / element / "wandb").glob("*run-*")) for element in ("00", "01"))
     said = knapformer("status", str(run))[1]
     assert [line.split()[-1] for line in said.splitlines() if line.startswith("ended")] == ["1", "2"]
+
+
+def test_a_stand_alone_script_composes_the_configuration_of_its_element(
+    cluster: Cluster, tmp_path: Path, small: list[str]
+) -> None:
+    """As in scripts/: nothing was written before but the script itself."""
+    ask = SlurmConfig(gpus_per_node=0, time="5", grace=30)
+    script, run = tmp_path / "job.slurm", tmp_path / "run"
+    one = Job("alone", run, ROOT, sys.executable, 1, ask, array="1", settings=(*small, "launch.ranks=1"))
+    script.write_text(training_script(replace(one, sweep=("training.steps=2", "training.steps=1"))))
+    number = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/log", str(script)).strip()
+    assert ends(cluster, f"{number}_1")["JobState"] == "COMPLETED", (tmp_path / "log").read_text()
+    assert len(losses(run / "01")) == 1
+    assert "ended: finished at step 1" in (tmp_path / "log").read_text()

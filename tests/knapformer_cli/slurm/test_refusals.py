@@ -77,6 +77,21 @@ def test_a_run_folder_has_one_job_at_a_time(cluster: Cluster, tmp_path: Path, jo
     cluster.run("scancel", number, next_one)
 
 
+def test_a_job_that_slurm_has_forgotten_is_told_from_its_log(
+    cluster: Cluster, tmp_path: Path, job: list[str]
+) -> None:
+    run = tmp_path / "run"
+    assert knapformer("train", *job, f"run.dir={run}")[0] == 0
+    (run / "JOB").write_text("99999\n")
+    (run / "logs" / "slurm-99999.out").write_text("job 99999 ended: finished at step 3\n")
+    code, said, _ = knapformer("status", str(run))
+    assert code == 0
+    assert "state      Slurm knows this job no more" in said
+    assert "ended      finished at step 3" in said
+    code, _, error = knapformer("cancel", str(run))
+    assert (code, "job 99999" in error) == (2, True)
+
+
 def test_a_head_node_that_cannot_be_resolved_ends_the_job_instead_of_training_alone(
     cluster: Cluster, tmp_path: Path, job: list[str]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from knapformer_cli import launch
 from knapformer_cli.config import load_config
 from knapformer_cli.slurm.app import slurm_app
 from knapformer_cli.slurm.script import seconds
@@ -73,8 +74,8 @@ def test_a_laptop_without_gpus_writes_a_job_for_gpu_nodes(tmp_path: Path, small:
         "--dependency=afterok:7",
         "balancer.layout=g4n8",
     )
-    launch = load_config(run / "config.yaml").launch
-    assert (launch.device, launch.nodes, launch.ranks) == ("cuda", 4, 8)
+    written = load_config(run / "config.yaml").launch
+    assert (written.device, written.nodes, written.ranks) == ("cuda", 4, 8)
     said = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", script, re.MULTILINE))
     assert said["nodes"] == "4"
     assert said["gpus-per-node"] == "8"
@@ -135,6 +136,22 @@ def test_the_snapshot_holds_the_code_of_now_and_what_git_knows_of_it(tmp_path: P
     ):
         if path.is_file():
             assert (taken[0] / path.relative_to(checkout)).read_bytes() == path.read_bytes()
+
+
+def test_one_machine_does_not_pretend_to_be_several(tmp_path: Path, small: list[str]) -> None:
+    config = launch.resolve([*small, "launch.nodes=2", f"run.dir={tmp_path}/run"])
+    with pytest.raises(ValueError, match=r"launch\.nodes is 2, and this command starts one machine"):
+        launch.start(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_written_script_is_sound_shell(tmp_path: Path, job: list[str]) -> None:
+    write(tmp_path / "run", *job, "+slurm.env.WORDS='b c'")
+    script = tmp_path / "run" / "submit.slurm"
+    subprocess.run(["bash", "-n", script], check=True)
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 def test_times_mean_what_slurm_reads_in_them() -> None:
