@@ -17,6 +17,7 @@ from knapformer.kernels import VarlenKernel as VarlenKernel
 from knapformer.kernels import choose_kernel as choose_kernel
 from knapformer.layout import check_layout as check_layout
 from knapformer.plan import RoutingPlan as RoutingPlan
+from knapformer.planners.routes import own_sequences as own_sequences
 from knapformer.planners.routes import plan_micro_steps as plan_micro_steps
 from knapformer.planners.routes import plan_routes as plan_routes
 from knapformer.workload import WorkloadModel as WorkloadModel

@@ -74,17 +74,17 @@ def new_own_group(
 
 def bind_attention(
     plan: RoutingPlan, domain_group: DomainGroup, *, kernel: VarlenKernel, device: torch.device | str
-) -> "Attend":
+) -> "BoundAttention":
     """The attention of one step: `attend(q_THK, k_THK, v_THK) -> out_THK`, tokens hosted here in chunk order.
 
     Computes every index and split once and moves them to the device, so that no layer waits; no collective.
     Raises ValueError, on every rank, if the hosts of a split sequence are not distinct ranks of one domain.
     """
     _check_hosts(plan, domain_group.width)
-    return Attend(plan, domain_group, kernel, torch.device(device))
+    return BoundAttention(plan, domain_group, kernel, torch.device(device))
 
 
-class Attend:
+class BoundAttention:
     """A step's attention, bound to its plan; see `bind_attention`."""
 
     def __init__(

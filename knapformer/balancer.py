@@ -4,12 +4,12 @@ S sequences, M numbers of each, C chunks, T tokens here, D features.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from knapformer.attention import Attend, bind_attention, make_domain_group, new_own_group
+from knapformer.attention import BoundAttention, bind_attention, make_domain_group, new_own_group
 from knapformer.exchange import Part, restore_parts, route_parts
 from knapformer.kernels import choose_kernel
 from knapformer.layout import check_layout
 from knapformer.plan import RoutingPlan
-from knapformer.planners.routes import plan_routes
+from knapformer.planners.routes import plan_micro_steps, plan_routes
 from knapformer.workload import WorkloadModel
 
 
@@ -48,19 +48,22 @@ def gather_lengths(local_SM: ArrayLike, group: dist.ProcessGroup) -> tuple[np.nd
     return table_SM.numpy(), np.repeat(np.arange(n_ranks), count_R)
 
 
-class PendingPlan:
-    """A plan in the making; its wait is the part of planning that the step could not hide."""
+Planned = TypeVar("Planned", RoutingPlan, tuple[RoutingPlan, ...])
 
-    def __init__(self, future: Future[RoutingPlan]) -> None:
-        self._future = future
+
+class PendingPlan(Generic[Planned]):
+    """A plan, or those of micro-steps, in the making; its wait is the part that the step could not hide."""
+
+    def __init__(self, future: Future[Planned]) -> None:
+        self._future: Future[Planned] = future
         self.seconds_waited = 0.0
 
     def done(self) -> bool:
         """Whether `result` would return at once."""
         return self._future.done()
 
-    def result(self) -> RoutingPlan:
-        """The plan, as soon as it is there. Raises the planner's ValueError, the same on every rank."""
+    def result(self) -> Planned:
+        """What was planned, as soon as it is there. Raises the planner's ValueError, the same on all ranks."""
         begin = time.perf_counter()
         plan = self._future.result()
         self.seconds_waited += time.perf_counter() - begin
@@ -99,19 +102,16 @@ class Balancer:
         check_layout(layout, ranks=n_ranks, heads=heads, domain=domain)
         self.group, self.device = group, torch.device(device)
         self.kernel = choose_kernel(kernel, self.device)
-        self._planner = partial(
-            plan_routes,
-            ranks=n_ranks,
-            layout=layout,
-            heads=heads,
-            cost=cost,
-            domain=domain,
-            max_tokens=max_tokens,
+        how: dict[str, Any] = {"ranks": n_ranks, "layout": layout, "heads": heads, "cost": cost}
+        how |= {"domain": domain, "max_tokens": max_tokens}
+        self._plan_routes, self._plan_micro_steps = (
+            partial(plan_routes, **how),
+            partial(plan_micro_steps, **how),
         )
         self._domain = make_domain_group(group, domain)
         # Lengths travel on a group of their own, so that a thread may gather them while the step computes.
         self._cpu_group = new_own_group([dist.get_process_group_ranks(group)], "gloo")
-        self._jobs: SimpleQueue[tuple[Future[RoutingPlan], ArrayLike] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[..., Any], ArrayLike] | None] = SimpleQueue()
         # A daemon, unlike an executor's thread: a process that fails must be able to end while the lengths of
         # its peers are still awaited.
         Thread(target=self._work, name="knapformer-plan", daemon=True).start()
@@ -123,10 +123,26 @@ class Balancer:
         """
         return self.plan_ahead(lens).result()
 
-    def plan_ahead(self, lens: ArrayLike) -> PendingPlan:
+    def plan_ahead(self, lens: ArrayLike) -> PendingPlan[RoutingPlan]:
         """Start planning a later step and return at once; call it before computing the step at hand."""
         future: Future[RoutingPlan] = Future()
-        self._jobs.put((future, lens))
+        self._jobs.put((future, self._plan_routes, lens))
+        return PendingPlan(future)
+
+    def plan_micro_steps(self, lens: ArrayLike) -> tuple[RoutingPlan, ...]:
+        """Plans of as few micro-steps as `max_tokens` needs: one where `plan` has one, more where it raises.
+
+        The same number on every rank, and every rank takes all of them, if with no tokens; `own_sequences`
+        says which of its sequences each one takes. Its weight is its share of the batch's tokens: divide the
+        sum of the token losses by the tokens of all micro-steps, and let gradients add up.
+        Raises ValueError, on every rank, for lengths below 1 or a sequence that no degree makes small enough.
+        """
+        return self.plan_micro_steps_ahead(lens).result()
+
+    def plan_micro_steps_ahead(self, lens: ArrayLike) -> PendingPlan[tuple[RoutingPlan, ...]]:
+        """As `plan_ahead`."""
+        future: Future[tuple[RoutingPlan, ...]] = Future()
+        self._jobs.put((future, self._plan_micro_steps, lens))
         return PendingPlan(future)
 
     def close(self) -> None:
@@ -148,7 +164,7 @@ class Balancer:
             return route_parts([(x, plan.len_C)], plan, self.group)[0]
         return route_parts(_parts(x, plan), plan, self.group)
 
-    def attend(self, plan: RoutingPlan) -> Attend:
+    def attend(self, plan: RoutingPlan) -> BoundAttention:
         """The step's attention, `q_THK, k_THK, v_THK -> out_THK`: made once a step, used in all layers."""
         return bind_attention(plan, self._domain, kernel=self.kernel, device=self.device)
 
@@ -164,13 +180,14 @@ class Balancer:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            future, lens = job
+            future, planner, lens = job
             try:
-                future.set_result(self._solve(lens))
+                future.set_result(planner(*self._gathered(lens)))
             except BaseException as error:  # whatever it is, the step that waits must see it
                 future.set_exception(error)
 
-    def _solve(self, lens: ArrayLike) -> RoutingPlan:
+    def _gathered(self, lens: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """len_S and home_S of all ranks, or the error of one on all of them."""
         local_S = np.asarray(lens)
         wrong = local_S.size > 0 and (local_S.ndim != 1 or not np.issubdtype(local_S.dtype, np.integer))
         # A rank that raised alone would leave the others waiting: say so in the numbers that all ranks see.
@@ -178,7 +195,7 @@ class Balancer:
         table_S2, home_S = gather_lengths(local_S2.astype(np.int64), self._cpu_group)
         for seq in np.flatnonzero(table_S2[:, 1])[:1]:
             raise ValueError(f"the lengths of rank {home_S[seq]} must be a vector of whole numbers of tokens")
-        return self._planner(table_S2[:, 0], home_S)
+        return table_S2[:, 0], home_S
 
 
 def _parts(xs: Sequence[Tensor | Part], plan: RoutingPlan) -> list[Part]:

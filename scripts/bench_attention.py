@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from knapformer import Balancer, Packing, RoutingPlan, WorkloadModel, choose_kernel
-from knapformer.attention import Attend
+from knapformer.attention import BoundAttention
 
 HEADS, SIZE, LAYERS, REPEATS = 12, 16, 2, 3
 WIDTH = HEADS * SIZE
@@ -92,7 +92,7 @@ def step(blocks: nn.ModuleList, balancer: Balancer, plan: RoutingPlan, x_TD: Ten
     balancer.restore(y_TD, plan).square().sum().backward()
 
 
-def attention_times(attend: Attend, tokens: int) -> tuple[float, float]:
+def attention_times(attend: BoundAttention, tokens: int) -> tuple[float, float]:
     """CPU seconds of one attention layer, and of its kernels alone."""
     qkv = torch.randn(3, tokens, HEADS, SIZE, requires_grad=True)
     packs = [(attend.whole, HEADS)]

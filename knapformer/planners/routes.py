@@ -3,7 +3,7 @@
 S sequences.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -89,6 +89,16 @@ def plan_micro_steps(
                 "time; raise max_tokens or choose another layout"
             )
         steps += 1
+
+
+def own_sequences(plans: Sequence[RoutingPlan], rank: int) -> tuple[np.ndarray, ...]:
+    """For each micro-step of a batch, which of the sequences that `rank` loaded it takes, by their place.
+
+    Ascending; it needs all plans of the batch, and sequences numbered by rank, as `gather_lengths` does.
+    """
+    taken = [np.unique(plan.seq_C[plan.home_C == rank]) for plan in plans]
+    own_S = np.sort(np.concatenate(taken))
+    return tuple(np.searchsorted(own_S, seqs) for seqs in taken)
 
 
 def _planner(

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from knapformer import Balancer, Packing, WorkloadModel, choose_kernel, gather_lengths
+from knapformer import Balancer, Packing, WorkloadModel, choose_kernel, gather_lengths, own_sequences
 from tests.knapformer.collectives import Collectives
 from tests.spawn import spawn
 
@@ -93,6 +93,40 @@ def too_many_tokens_are_refused_on_every_rank(group):
         balancer_of(group, max_tokens=10).plan(lens)
 
 
+def micro_steps_add_up_to_the_whole_batch(group):
+    rank = dist.get_rank(group)
+    torch.manual_seed(rank)
+    x, target = torch.randn(2, sum(LENS[rank]), HEADS * SIZE)
+    starts = np.cumsum([0, *LENS[rank]])
+    want, got = torch.nn.Linear(HEADS * SIZE, HEADS * SIZE), torch.nn.Linear(HEADS * SIZE, HEADS * SIZE)
+    for linear in (want, got):
+        torch.nn.init.constant_(linear.weight, 0.1)
+        torch.nn.init.constant_(linear.bias, 0.2)
+    tokens = sum(map(sum, LENS))
+
+    q = want(x).unflatten(-1, (HEADS, SIZE))
+    out = choose_kernel("sdpa", "cpu")(q, q, q, Packing.of(LENS[rank], "cpu")).flatten(1)
+    ((out - target).square().sum() / tokens).backward()
+
+    balancer = balancer_of(group, max_tokens=24)
+    plans = balancer.plan_micro_steps(LENS[rank])
+    assert len(plans) > 1 and max(plan.peak_tokens() for plan in plans) <= 24
+    ahead = balancer.plan_micro_steps_ahead(LENS[rank]).result()
+    assert [plan.to_dict() for plan in ahead] == [plan.to_dict() for plan in plans]
+    own = own_sequences(plans, rank)
+    assert sorted(np.concatenate(own)) == list(range(len(LENS[rank])))
+    for plan, seqs in zip(plans, own, strict=True):
+        rows = np.concatenate([np.arange(starts[s], starts[s + 1]) for s in seqs] or [np.zeros(0, int)])
+        here, there = balancer.route([x[rows], target[rows]], plan)
+        q = got(here).unflatten(-1, (HEADS, SIZE))
+        out = balancer.attend(plan)(q, q, q).flatten(1)
+        ((out - there).square().sum() / tokens).backward()
+    for a, b in zip(got.parameters(), want.parameters(), strict=True):
+        grads = torch.stack([a.grad, b.grad])
+        dist.all_reduce(grads, group=group)
+        torch.testing.assert_close(grads[0], grads[1], rtol=1e-5, atol=1e-5)
+
+
 def what_no_group_can_do_is_refused_before_any_collective(group):
     with Collectives() as sent:
         for wrong in ({"layout": "g2n1"}, {"layout": "g9"}, {"domain": 0}, {"kernel": "flash2"}):
@@ -143,6 +177,7 @@ def test_balancer_laws():
             several_tensors_of_any_dtype_share_one_exchange_and_return_bit_for_bit,
             bad_lengths_of_one_rank_are_refused_on_every_rank,
             too_many_tokens_are_refused_on_every_rank,
+            micro_steps_add_up_to_the_whole_batch,
             what_no_group_can_do_is_refused_before_any_collective,
             planning_ahead_runs_beside_the_step_and_tells_what_was_waited,
             every_rank_has_the_same_plan,

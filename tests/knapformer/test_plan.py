@@ -111,7 +111,7 @@ def test_what_is_no_plan_is_refused_in_words(plan, change, said):
 
 def test_a_text_that_is_no_plan_is_refused():
     for text in ("[1]", "nonsense", "{}"):
-        with pytest.raises(ValueError, match="keys n_ranks|Expecting value"):
+        with pytest.raises(ValueError, match=r"keys n_ranks|Expecting value"):
             RoutingPlan.from_json(text)
 
 
