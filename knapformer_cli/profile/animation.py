@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from knapformer_cli.profile.blocks import FEWEST, chunk_columns, stacked
-from knapformer_cli.profile.charts import shown_layout, typical_step
 from knapformer_cli.profile.figures import Results
 from knapformer_cli.profile.theme import LIGHT, source_colours
 
@@ -24,9 +23,7 @@ MOST_RANKS = 64  # the first ones of a larger cluster
 
 def routing_gif(results: Results, palette: dict[str, str]) -> bytes:
     """The typical step from reading order to the layout's plan, in the page colours of `palette`."""
-    scene, layout = results.scene, shown_layout(results)
-    batch = scene.mix.batches[typical_step(results)]
-    plans = scene.plan(layout, batch)
+    scene, batch, plans = results.scene, results.typical_batch, results.shown_plans
     seq_C, home_C, host_C, work_C, split_C = chunk_columns(plans, scene.cost)
     height_C = work_C * scene.mix.ranks / work_C.sum()
     source_C = batch.source_S[seq_C]
@@ -42,7 +39,7 @@ def routing_gif(results: Results, palette: dict[str, str]) -> bytes:
     fill_S = [palette[role[named[name]]] for name in scene.mix.sources]
     most = [np.bincount(place_C, height_C).max() for place_C in (home_C, host_C)]
     stage = Stage(min(scene.mix.ranks, MOST_RANKS), scene.cluster.node, max(most), palette)
-    words = [f"as read: {most[0]:.2f} × the mean", "routing", f"{layout}: {most[1]:.3f} × the mean"]
+    words = [f"as read: {most[0]:.2f} × the mean", "routing", f"{results.shown}: {most[1]:.3f} × the mean"]
     frames = []
     for number in range(MOVE + 1):
         share = number / MOVE

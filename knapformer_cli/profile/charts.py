@@ -4,39 +4,27 @@ N steps, R ranks, B blocks, K columns.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from knapformer_cli.profile.blocks import FEWEST, MOST_RANKS, Blocks, rank_blocks
 from knapformer_cli.profile.figures import Results
-from knapformer_cli.profile.mix import Batch
-from knapformer_cli.profile.recommend import best_of
 from knapformer_cli.profile.score import Score
 from knapformer_cli.profile.theme import LIGHT, Drawing, Sheet, source_colours
 
 
-def typical_step(results: Results) -> int:
-    """The step whose imbalance without balancing is the median one."""
-    return int(np.argsort(results.none.work_N, kind="stable")[len(results.none.work_N) // 2])
-
-
-def shown_layout(results: Results) -> str:
-    """The layout that pictures of one step show: the best that balances."""
-    balanced = [score for score in results.possible if score.layout != "none"]
-    return best_of(balanced or results.possible, results.scene).layout
-
-
 def work_drawing(results: Results) -> Drawing:
     """Every sequence a block on the rank that computes it, before and after."""
-    scene, at, layout = results.scene, typical_step(results), shown_layout(results)
-    batch, step = scene.mix.batches[at], scene.mix.steps[at]
+    scene, batch, step = results.scene, results.typical_batch, results.typical_step
     panels = [
-        ("before", "as read", _blocks(results, batch, "none")),
-        ("after", layout, _blocks(results, batch, layout)),
+        (when, title, rank_blocks(plans, batch, scene.cost, scene.mix.sources))
+        for when, title, plans in (
+            ("before", "as read", results.home_plans),
+            ("after", results.shown, results.shown_plans),
+        )
     ]
     names = source_colours(results.scene.mix.sources)
 
@@ -81,12 +69,6 @@ def work_drawing(results: Results) -> Drawing:
             for split, group in ((False, when), (True, f"{when}-split"))
         },
     )
-
-
-def _blocks(results: Results, batch: Batch, layout: str) -> Blocks:
-    scene = results.scene
-    uncapped = scene if layout not in results.refused else replace(scene, max_tokens=None)
-    return rank_blocks(uncapped.plan(layout, batch), batch, scene.cost, scene.mix.sources)
 
 
 def _stacks(
@@ -145,7 +127,7 @@ def steps_drawing(results: Results) -> Drawing:
     """How far the busiest rank is above the mean, in every step and layout."""
 
     def paint(sheet: Sheet) -> None:
-        axes = sheet.axes(52, 40, 96 if sheet.wide else 78, 12)
+        axes = sheet.axes(52, 40, 110 if sheet.wide else 100, 12)
         number_N = np.array(results.scene.mix.steps)
         lines = {score.layout: 100 * np.maximum(score.work_N - 1, 1e-4) for score in results.scores}
         for score in sorted(results.scores, key=lambda score: layout_look(score, results)[1]):
@@ -162,8 +144,7 @@ def steps_drawing(results: Results) -> Drawing:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(10, numticks=6))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.tick_params(which="minor", length=0)
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.grid(axis="y")
         axes.set_axisbelow(True)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -196,15 +177,17 @@ def _end_labels(axes: Axes, sheet: Sheet, ends: dict[str, float], looks: dict[st
     low, high = np.log10(axes.get_ylim())
     tall = sheet.height - 52
     order = sorted(ends, key=lambda layout: ends[layout])
+    words = [broken(layout) for layout in order]
+    half = [7.0 + 7.0 * text.count("\n") for text in words]
     place = [(np.log10(ends[layout]) - low) / (high - low) * tall for layout in order]
     for i in range(1, len(place)):
-        place[i] = max(place[i], place[i - 1] + 14)
-    over = max(place[-1] - tall, 0.0)
-    for i in range(len(place) - 1, -1, -1):
-        place[i] = min(place[i], tall - 14 * (len(place) - 1 - i)) if over else place[i]
-    for layout, height in zip(order, place, strict=True):
+        place[i] = max(place[i], place[i - 1] + half[i - 1] + half[i])
+    place[-1] = min(place[-1], tall)
+    for i in range(len(place) - 2, -1, -1):
+        place[i] = min(place[i], place[i + 1] - half[i] - half[i + 1])
+    for layout, text, height in zip(order, words, place, strict=True):
         axes.annotate(
-            layout,
+            text,
             (1.0, height / tall),
             xycoords="axes fraction",
             xytext=(8, 0),
@@ -212,8 +195,18 @@ def _end_labels(axes: Axes, sheet: Sheet, ends: dict[str, float], looks: dict[st
             va="center",
             color=looks[layout],
             fontsize=11,
+            linespacing=1.1,
             annotation_clip=False,
         )
+
+
+def broken(layout: str) -> str:
+    """A long name over two lines."""
+    if len(layout) < 13:
+        return layout
+    places = [place for place, letter in enumerate(layout) if letter in "+ "]
+    middle = min(places, key=lambda place: abs(place - len(layout) / 2), default=len(layout))
+    return f"{layout[: middle + 1].rstrip()}\n{layout[middle + 1 :]}"
 
 
 def mix_drawing(results: Results) -> Drawing:

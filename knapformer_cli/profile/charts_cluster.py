@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from knapformer import RoutingPlan
 from knapformer_cli.profile.blocks import FEWEST
-from knapformer_cli.profile.charts import layout_look, shown_layout, typical_step
+from knapformer_cli.profile.charts import broken, layout_look
 from knapformer_cli.profile.figures import Results, seconds_words
 from knapformer_cli.profile.score import PARTS, Score
 from knapformer_cli.profile.theme import LIGHT, Drawing, Sheet
@@ -24,8 +24,7 @@ MOST_CELLS = 64  # ranks, or groups of neighbours, on a side of a heat map
 
 def traffic_drawing(results: Results) -> Drawing:
     """Who sends how many tokens to whom, at routing and in an attention exchange."""
-    scene, at, layout = results.scene, typical_step(results), shown_layout(results)
-    plans = scene.plan(layout, scene.mix.batches[at])
+    scene, plans = results.scene, results.shown_plans
     group = -(-scene.mix.ranks // MOST_CELLS)
     maps = {
         "moved at routing": sum(moved_KK(plan, group) for plan in plans),
@@ -50,8 +49,8 @@ def traffic_drawing(results: Results) -> Drawing:
     return Drawing(
         "traffic",
         "Tokens between ranks",
-        f"Step {scene.mix.steps[at]} with {layout}. First, tokens that leave the rank that read them; then, "
-        "tokens that a rank sends to each peer in one attention all-to-all. Lines are borders of nodes."
+        f"Step {results.typical_step} with {results.shown}. First, tokens that leave the rank that read "
+        "them; then, tokens that a rank sends to each peer in one attention all-to-all. Lines are node borders."
         + (f" A cell is {group} neighbouring ranks." if group > 1 else ""),
         paint,
         (490, 800),
@@ -228,8 +227,7 @@ def seconds_drawing(results: Results) -> Drawing:
         columns = 6 if sheet.wide else 3
         room = 19.0 * -(-len(PARTS) // columns) + 26
         sheet.legend({part: LIGHT[part] for part in PARTS}, columns)
-        left = 8 * max(len(score.layout) for score in scores) if sheet.wide else 96
-        axes = sheet.axes(min(left + 10, 240), 40, 70 if sheet.wide else 52, room)
+        axes = sheet.axes(104, 40, 70 if sheet.wide else 52, room)
         for row, score in enumerate(reversed(scores)):
             start = 0.0
             for part in PARTS:
@@ -257,7 +255,7 @@ def seconds_drawing(results: Results) -> Drawing:
             fontsize=11,
             annotation_clip=False,
         )
-        axes.set_yticks(range(len(scores)), [_shortened(score.layout, sheet) for score in reversed(scores)])
+        axes.set_yticks(range(len(scores)), [broken(score.layout) for score in reversed(scores)])
         for label, score in zip(axes.get_yticklabels(), reversed(scores), strict=True):
             label.set_color(layout_look(score, results)[0] if score is results.best else LIGHT["ink"])
             label.set_fontweight("bold" if score is results.best else "normal")
@@ -276,14 +274,6 @@ def seconds_drawing(results: Results) -> Drawing:
         (110 + 30 * len(scores), 140 + 30 * len(scores)),
         {},
     )
-
-
-def _shortened(layout: str, sheet: Sheet) -> str:
-    """Long specs break over two lines on narrow sheets."""
-    if sheet.wide or len(layout) < 13:
-        return layout
-    middle = layout.find("+", len(layout) // 2 - 2)
-    return layout if middle < 0 else f"{layout[: middle + 1]}\n{layout[middle + 1 :]}"
 
 
 def measured_drawing(results: Results, score: Score) -> Drawing:

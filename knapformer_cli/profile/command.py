@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from knapformer_cli.profile.figures import Results, report_json, rich_table
-from knapformer_cli.profile.score import CannotPlan, Scene, Score, score_layout
+from knapformer_cli.profile.score import TIMED, CannotPlan, Scene, Score, score_layout
 from knapformer_cli.profile.settings import Question, read_question
 from knapformer_cli.profile.tune import tune_static
 from knapformer_cli.schema import ProfileConfig
+
+MOST_TIMED = 64  # ranks; with traffic in its cost, elastic planning of thousands takes many seconds a step
 
 
 def profile_command(overrides: Sequence[str]) -> None:
@@ -76,10 +78,12 @@ def compare(question: Question, bar: Progress, task: TaskID) -> Results:
 
 
 def chosen_layouts(scene: Scene, profile: ProfileConfig, ran: Sequence[str]) -> list[str]:
-    """`none`, uniform bags, given ones, those of a run, and `elastic` last; each once."""
+    """`none`, uniform bags, given ones, those of a run, and `elastic` last, each once."""
     uniform = scene.uniform_layouts() if profile.uniform else []
     given = [layout for layout in [*profile.layouts, *ran] if layout not in ("none", "elastic")]
-    return list(dict.fromkeys(["none", *uniform, *given, "elastic"]))
+    # A cost without traffic makes work even, not time: what knows the cluster may do better.
+    timed = [TIMED] if not scene.cost.traffic and 1 < scene.mix.ranks <= MOST_TIMED else []
+    return list(dict.fromkeys(["none", *uniform, *given, *timed, "elastic"]))
 
 
 def open_folder(name: str) -> Path:

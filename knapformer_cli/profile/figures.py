@@ -3,15 +3,18 @@
 N steps.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from knapformer import RoutingPlan
+from knapformer_cli.profile.mix import Batch
 from knapformer_cli.profile.recommend import best_of, fits, recommendation
-from knapformer_cli.profile.score import Scene, Score
+from knapformer_cli.profile.score import TIMED, Scene, Score, settings_of
 from knapformer_cli.profile.settings import Question
 
 
@@ -40,6 +43,35 @@ class Results:
     @property
     def none(self) -> Score:
         return next(score for score in self.scores if score.layout == "none")
+
+    @property
+    def shown(self) -> str:
+        """The layout that pictures of one step show: the best that balances."""
+        balanced = [score for score in self.possible if score.layout != "none"]
+        return best_of(balanced or self.possible, self.scene).layout
+
+    @cached_property
+    def typical(self) -> int:
+        """The place of the step whose imbalance without balancing is the median one."""
+        return int(np.argsort(self.none.work_N, kind="stable")[len(self.none.work_N) // 2])
+
+    @property
+    def typical_step(self) -> int:
+        return self.scene.mix.steps[self.typical]
+
+    @property
+    def typical_batch(self) -> Batch:
+        return self.scene.mix.batches[self.typical]
+
+    @cached_property
+    def shown_plans(self) -> tuple[RoutingPlan, ...]:
+        """Of the typical step, with the layout that is shown."""
+        return self.scene.plan(self.shown, self.typical_batch)
+
+    @property
+    def home_plans(self) -> tuple[RoutingPlan, ...]:
+        """Of the typical step, as read, whatever the cap."""
+        return replace(self.scene, max_tokens=None).plan("none", self.typical_batch)
 
     @property
     def measured_score(self) -> Score | None:
@@ -93,7 +125,8 @@ def report_json(results: Results) -> dict[str, Any]:
         "seed": config.training.seed,
         "inputs": inputs(results),
         "ideal_step_seconds": ideal,
-        "best": results.best.layout,
+        "best": "elastic" if results.best.layout == TIMED else results.best.layout,
+        "train_with": settings_of(results.best.layout),
         "recommendation": results.sentence(),
         "layouts": [layout_figures(score, scene, ideal) for score in results.scores],
         "details": details,

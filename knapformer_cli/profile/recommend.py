@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from knapformer_cli.profile.score import Scene, Score
+from knapformer_cli.profile.score import Scene, Score, settings_of
 
 EQUAL = 1.005  # modelled times this close are equal: then the layout that moves fewest tokens is better
 
@@ -31,17 +31,18 @@ def recommendation(scores: Sequence[Score], none: Score, scene: Scene, ideal: fl
             f"{none.work_N.mean():.3f} times the mean work, and no layout makes a modelled step faster "
             f"by more than {EQUAL - 1:.1%}."
         )
+    settings = " ".join(settings_of(best.layout))
     gain = f"{none.seconds / best.seconds:.2f} times as fast, {ideal / best.seconds:.0%} of the ideal"
     return (
-        f"Train with balancer.layout={best.layout}: a modelled step takes {best.seconds:#.3g} s instead of "
+        f"Train with {settings}: a modelled step takes {best.seconds:#.3g} s instead of "
         f"{none.seconds:#.3g} s ({gain}), because the busiest rank has {best.work_N.mean():.3f} times the "
         f"mean work where the reading order gives it {none.work_N.mean():.2f}{_beside(best, scores, scene)}."
     )
 
 
 def _beside(best: Score, scores: Sequence[Score], scene: Scene) -> str:
-    """What the next best balanced layout would cost in traffic."""
-    others = [score for score in scores if score.layout not in ("none", best.layout)]
+    """What the best bags would cost in traffic."""
+    others = [score for score in scores if score.layout.startswith("g") and score is not best]
     if not others:
         return ""
     other = best_of(others, scene)

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from knapformer_cli.profile.animation import MOST_RANKS, routing_gif
-from knapformer_cli.profile.charts import mix_drawing, shown_layout, steps_drawing, typical_step, work_drawing
+from knapformer_cli.profile.charts import mix_drawing, steps_drawing, work_drawing
 from knapformer_cli.profile.charts_cluster import (
     measured_drawing,
     memory_drawing,
@@ -116,11 +116,10 @@ def meanings() -> str:
 def routing_words(results: Results) -> str:
     """What the animation shows."""
     mix = results.scene.mix
-    step = mix.steps[typical_step(results)]
     some = f" The first {MOST_RANKS} of {mix.ranks} ranks are drawn." if mix.ranks > MOST_RANKS else ""
     return (
-        f"Step {step}: every block of work leaves the rank that read it and lands where "
-        f"{shown_layout(results)} computes it; the dashed line is the mean.{some}"
+        f"Step {results.typical_step}: every block of work leaves the rank that read it and lands where "
+        f"{results.shown} computes it; the dashed line is the mean.{some}"
     )
 
 

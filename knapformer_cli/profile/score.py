@@ -14,6 +14,7 @@ from knapformer.cluster import Cluster, ModelShape, ideal_seconds, memory_R, ste
 from knapformer.layout import bag_layouts, split_degrees
 from knapformer_cli.profile.mix import Batch, Mix
 
+TIMED = "elastic cost=cluster"  # elastic, planned for the modelled seconds, traffic included
 # The first three no layout can avoid: they make the ideal.
 PARTS = ("compute", "gradients", "optimizer", "exchange", "routing", "waiting")
 
@@ -36,13 +37,14 @@ class Scene:
 
     def plan(self, layout: str, batch: Batch) -> tuple[RoutingPlan, ...]:
         """As training plans a step; ValueError where the layout cannot."""
+        layout, cost = ("elastic", self.timed) if layout == TIMED else (layout, self.cost)
         return plan_micro_steps(
             batch.len_S,
             batch.home_S,
             ranks=self.mix.ranks,
             layout=layout,
             heads=self.shape.heads,
-            cost=self.cost,
+            cost=cost,
             domain=self.domain,
             max_tokens=self.max_tokens,
         )
@@ -69,11 +71,25 @@ class Scene:
         """Mean FLOP of a step, recomputation included."""
         return float(np.mean([self.shape.flop(batch.len_S) for batch in self.mix.batches]))
 
+    @property
+    def timed(self) -> WorkloadModel:
+        """The modelled seconds of a sequence, which know of traffic."""
+        return self.cluster.workload(self.shape)
+
     def uniform_layouts(self) -> list[str]:
         """Every spec of equal bags that the ranks, heads and domain allow."""
         ranks = self.mix.ranks
         degrees = split_degrees(self.shape.heads, ranks, self.domain)
         return [f"g{g}n{ranks // g}" for g in degrees if bag_layouts(ranks, [g], self.domain)]
+
+
+def settings_of(layout: str) -> list[str]:
+    """The overrides that train with a layout."""
+    return (
+        ["balancer.layout=elastic", "balancer.cost=cluster"]
+        if layout == TIMED
+        else [f"balancer.layout={layout}"]
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -181,7 +181,7 @@ def render(drawing: Drawing) -> Picture:
         png = io.BytesIO()
         FigureCanvasAgg(wide.figure)
         margin = Bbox([[-0.25, -0.25], [WIDE / 72 + 0.25, whole / 72 + 0.25]])
-        wide.figure.savefig(png, format="png", dpi=120, bbox_inches=margin)
+        wide.figure.savefig(png, format="png", dpi=120, bbox_inches=margin, pil_kwargs={"compress_level": 4})
     return Picture(drawing.name, drawing.title, drawing.caption, png.getvalue(), svgs)  # type: ignore[arg-type]
 
 

@@ -15,9 +15,9 @@ from knapformer_cli.profile.blocks import rank_blocks
 from knapformer_cli.profile.charts_cluster import attention_KK, moved_KK
 from knapformer_cli.profile.command import compare, profile_command, progress_bar
 from knapformer_cli.profile.figures import Results, report_json
-from knapformer_cli.profile.mix import mix_of_shards
+from knapformer_cli.profile.mix import mix_of_file, mix_of_shards
 from knapformer_cli.profile.run import read_run
-from knapformer_cli.profile.score import score_layout
+from knapformer_cli.profile.score import TIMED, score_layout
 from knapformer_cli.profile.settings import read_question
 
 COMMAND = [sys.executable, "-m", "knapformer_cli"]
@@ -50,14 +50,17 @@ def test_elastic_is_best_on_the_papers_workloads(name: str, sent: float, moved: 
     report = report_json(profiled(f"data={name}", "profile.steps=3", "balancer.cost=analytic"))
     assert report["best"] == "elastic"
     rows = {row["layout"]: row for row in report["layouts"]}
-    assert set(rows) == {"none", "g1n32", "g2n16", "g4n8", "g8n4", "elastic"}
+    assert set(rows) == {"none", "g1n32", "g2n16", "g4n8", "g8n4", "elastic", TIMED}
     best = rows["elastic"]
     assert best["work_max_over_mean"]["mean"] <= 1.01 and best["work_max_over_mean"]["worst"] <= 1.02
     assert best["attention_sent"] <= sent and best["moved"] <= moved
-    assert best["of_ideal"] > 0.9 * max(row["of_ideal"] for row in rows.values())
-    assert report["ideal_step_seconds"] < min(row["step_seconds"] for row in rows.values())
-    gain = rows["none"]["step_seconds"] / best["step_seconds"]
+    # Work that is even takes no even time where some ranks exchange more: a cost that knows it is faster.
+    assert rows[TIMED]["of_ideal"] > 0.94 and rows[TIMED]["of_ideal"] > 0.999 * best["of_ideal"]
+    seconds = {layout: row["step_seconds"] for layout, row in rows.items()}
+    assert report["ideal_step_seconds"] < min(seconds.values())
+    gain = seconds["none"] / min(seconds["elastic"], seconds[TIMED])
     assert f"{gain:.2f} times as fast" in report["recommendation"]
+    assert set(report["train_with"]) >= {"balancer.layout=elastic"}
 
 
 def test_the_command_writes_every_figure_picture_and_page(tmp_path: Path) -> None:
@@ -217,7 +220,7 @@ def test_a_line_that_is_no_length_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=r".") as caught:
-        read_question([f"profile.lengths={path}", "profile.ranks=4"])
+        mix_of_file(path, ranks=4, steps=20, batch_tokens=8192)
     assert LINES[text] in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -259,7 +262,7 @@ def test_the_search_finds_no_worse_than_every_uniform_spec_and_the_same_twice() 
     first, again = profiled(*overrides), profiled(*overrides)
     assert first.tuned is not None and first.tuned == again.tuned
     seconds = {score.layout: score.seconds for score in first.scores}
-    assert seconds[first.tuned[0]] <= min(seconds[x] for x in seconds if x not in ("elastic", "none"))
+    assert seconds[first.tuned[0]] <= min(seconds[x] for x in seconds if x.startswith("g"))
     assert report_json(first)["tuned"]["layout"] == first.tuned[0]
 
 
