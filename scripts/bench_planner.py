@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from data.codes import PRESETS, synthetic_lengths
+from data.codes import PRESETS, repeated_lengths, synthetic_lengths
 from knapformer import RoutingPlan, WorkloadModel, cluster, plan_routes
 from knapformer.cluster import Cluster, ModelShape
 from knapformer.layout import split_degrees
@@ -113,9 +113,8 @@ def clip_batch(ranks: int, seed: int) -> Batch:
 
 def repeated(preset: str, seed: int, times: int) -> Batch:
     """The workload of `times` clusters as one batch."""
-    parts = [synthetic_lengths(preset, seed * times + i) for i in range(times)]
-    homes = [homes + RANKS * i for i, (_, homes) in enumerate(parts)]
-    return np.concatenate([lens for lens, _ in parts]), np.concatenate(homes)
+    lens, homes, _ = repeated_lengths(preset, RANKS * times, seed)
+    return lens, homes
 
 
 def numbers(console: Console, seeds: int) -> None:

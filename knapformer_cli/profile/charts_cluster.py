@@ -50,7 +50,7 @@ def traffic_drawing(results: Results) -> Drawing:
         "traffic",
         "Tokens between ranks",
         f"Step {results.typical_step} with {results.shown}. First, tokens that leave the rank that read "
-        "them; then, tokens that a rank sends to each peer in one attention all-to-all. Lines are node borders."
+        "them; then, those that a rank sends to each peer in one attention all-to-all. Lines part nodes."
         + (f" A cell is {group} neighbouring ranks." if group > 1 else ""),
         paint,
         (490, 800),
