@@ -56,7 +56,7 @@ def profile(
         list[str] | None, typer.Argument(help="Settings as for `knapformer profile`; slurm=SITE as above.")
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(help="GPUs; 0 measures a CPU.")] = 1,
-    time: Annotated[str, typer.Option(help="Limit, such as 0:30:00.")] = "1:00:00",
+    time: Annotated[str | None, typer.Option(help="Limit, such as 0:30:00.")] = None,
     partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Account that pays.")] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit the job; else print its script.")] = False,

@@ -45,6 +45,7 @@ def train_command(overrides: Sequence[str], request: Request, submit: bool, swee
         raise ValueError(f"--array is {request.array!r}, and its elements are runs of a sweep; add --sweep")
     choices = expand_sweep(overrides) if sweep else [list(overrides)]
     configs = [resolve(choice, request) for choice in choices]
+    _check_alike(configs)
     run, array = Path(configs[0].run.dir), _array(request.array, len(configs)) if sweep else None
     for element, config in enumerate(configs if sweep else []):
         config.run.dir = str(run / f"{element:02d}")
@@ -150,6 +151,15 @@ def _write(run: Path, render: Callable[[Job], str], job: Job) -> Path:
     script.write_text(render(replace(job, code=take_snapshot(job.code))))
     script.chmod(0o755)
     return script
+
+
+def _check_alike(configs: Sequence[Config]) -> None:
+    """An array asks Slurm once for all its elements."""
+    for config in configs:
+        if (config.slurm, config.launch.nodes) != (configs[0].slurm, configs[0].launch.nodes):
+            raise ValueError(
+                "a sweep over slurm.* or launch.nodes is no job array; submit a job for each value"
+            )
 
 
 def _array(given: str | None, count: int) -> str:

@@ -34,6 +34,7 @@ OPTIONS = {
     "--array=0-1": "its elements are runs of a sweep; add --sweep",
     "--sweep --array=0-3 training.seed=1,2": "and the sweep has elements 0 to 1",
     "--sweep --array=all training.seed=1,2": "--array is 'all'; write elements as",
+    "--sweep slurm.cpus=4,8": "a sweep over slurm.* or launch.nodes is no job array",
     "launch.device=cuda": "launch.device is cuda, and slurm.gpus_per_node is 0",
     "launch.device=auto --gpus-per-node=8 launch.ranks=4": "a GPU holds one rank",
     "launch.port=29500": "takes its port from its number",
@@ -152,6 +153,17 @@ def test_a_written_script_is_sound_shell(tmp_path: Path, job: list[str]) -> None
     if shutil.which("shellcheck"):
         done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+def test_a_profile_job_measures_first_and_is_neither_warned_nor_requeued(tmp_path: Path) -> None:
+    words = ["profile", "data=paper_joint", "model=flux", f"run.dir={tmp_path}/run", "--time=0:30:00"]
+    done = CliRunner().invoke(slurm_app, words, catch_exceptions=False)
+    script = (tmp_path / "run" / "submit.slurm").read_text()
+    assert done.output.startswith(script)
+    assert re.findall(r"--(signal|requeue)", script) == []
+    assert "#SBATCH --gpus-per-node=1 " in script
+    assert f"SETTINGS=(data=paper_joint model=flux run.dir={tmp_path}/run)" in script
+    assert script.index(" calibrate ") < script.index(" profile ")
 
 
 def test_times_mean_what_slurm_reads_in_them() -> None:
