@@ -117,9 +117,15 @@ def check_settings(config: Config) -> None:
         )
     check_layout(b.layout, ranks=config.launch.job_ranks, heads=config.model.heads, domain=b.domain)
     for key, (height, width) in (("pictures", s.pictures), ("clips", s.clips[1:])):
-        if min(height, width) < c.patch:
+        if height % c.patch or width % c.patch:
             raise ValueError(
-                f"sampling.{key} of {height}x{width} pixels has no patch of data.patch={c.patch}"
+                f"sampling.{key} of {height}x{width} pixels are no multiples of data.patch={c.patch}"
+            )
+    for prompt in (*s.prompts, *s.clip_prompts):
+        if len(prompt.encode()) > c.max_text:
+            raise ValueError(
+                f"the sample prompt {prompt[:30]!r}... has {len(prompt.encode())} bytes; captions have at "
+                f"most data.max_text={c.max_text}"
             )
     if config.launch.device == "cpu":
         choose_kernel(b.kernel, "cpu")

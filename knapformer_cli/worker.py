@@ -5,6 +5,7 @@ leaves RUN/failures/rank-....json (failures.py) and exit code 1, or 2 for what a
 """
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -105,6 +106,7 @@ def _index_on_every_node(config: Config, store, rank: int, ranks: int) -> None:
     from data.manifest import open_manifest
 
     if HELD in os.environ:
+        logging.getLogger("data.manifest").setLevel(logging.ERROR)  # it has told what is lost
         return
     node, nodes = (
         int(os.environ.get(name, own)) for name, own in (("GROUP_RANK", rank), ("GROUP_WORLD_SIZE", ranks))
@@ -113,6 +115,7 @@ def _index_on_every_node(config: Config, store, rank: int, ranks: int) -> None:
         with suppress(ValueError, OSError):
             open_manifest(config.data)
         store.set(f"indexed {node}", "")
+    logging.getLogger("data.manifest").setLevel(logging.ERROR)  # told once a node
     store.wait([f"indexed {node}" for node in range(nodes)], timedelta(seconds=INDEX_SECONDS))
 
 

@@ -29,7 +29,6 @@ class Prepared:
     plans: tuple[RoutingPlan, ...]
     loader_state: dict  # of the loader after this batch
     lost: int  # samples of the batch that no rank could read
-    reports: list[str]  # why, for those that this rank met
     data_seconds: float
     plan_seconds: float
     pace_R2: np.ndarray  # pieces of work and nanoseconds of every rank so far (pace.py)
@@ -60,10 +59,10 @@ def prepare_ahead(
     def prepare() -> Prepared | Preempted | None:
         begin = time.perf_counter()
         local, message = attempt(lambda: next(batches, None))
-        samples, reports = (edit(local.samples), local.reports) if local else ([], [])
+        samples, lost_here = (edit(local.samples), len(local.reports)) if local else ([], 0)
         read = time.perf_counter()
         state = READ if local else ENDED if message is None else FAILED
-        header = (state, len(reports), preempt.asked(), *pace.total)
+        header = (state, lost_here, preempt.asked(), *pace.total)
         header_RM, table_SM, home_S = gather_with_header(header, describe(samples, sources), group)
         if ENDED in header_RM[:, 0]:  # the order is the same on every rank, and so is its end
             return None
@@ -76,7 +75,7 @@ def prepare_ahead(
         plans = planner(batch.len_S, batch.home_S)
         planned, lost = time.perf_counter(), int(header_RM[:, 1].sum())
         seconds = read - begin, planned - read
-        return Prepared(samples, batch, plans, local.state, lost, reports, *seconds, header_RM[:, 3:5])
+        return Prepared(samples, batch, plans, local.state, lost, *seconds, header_RM[:, 3:5])
 
     if steps < 1:
         return

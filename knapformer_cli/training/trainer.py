@@ -2,7 +2,6 @@
 
 import math
 import resource
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -239,8 +238,6 @@ class Trainer:
             tokens=done.tokens + int(batch.len_S.sum()),
             loader=prepared.loader_state,
         )
-        for report in prepared.reports:
-            print(f"lost sample: {report}", file=sys.stderr, flush=True)  # each rank where its log goes
         if self.metrics is not None and (slow := self.paces.compare(number + 1, prepared.pace_R2)):
             self._say(slow)
         if _due(number + 1, self.config.logging.every):

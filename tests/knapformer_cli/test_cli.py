@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from knapformer_cli.launch import check_data, check_settings, resolve, write_run_folder
+from knapformer_cli.sample import sample_command
 from knapformer_cli.training.checkpoint import check_complete, complete_checkpoints
 from knapformer_cli.training.metrics import read_metrics
 
@@ -181,6 +182,27 @@ def test_samples_are_drawn_from_a_checkpoint(finished: Path, tmp_path: Path) -> 
     refused(run("sample", str(tmp_path / "nothing"), "--prompt", "x"), "does not exist")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "size", "count", "words"),
+    [
+        ("x" * 65, "", 1, "has 65 bytes; this model reads at most 64"),
+        (
+            "x",
+            "21x24",
+            1,
+            "--size is '21x24'; write HEIGHTxWIDTH in pixels, each a multiple of the patch of 2",
+        ),
+        ("x", "40000x40000", 1, "need about"),
+        ("x", "", 10**9, "lower --size, --frames or --count"),
+    ],
+)
+def test_a_drawing_that_would_be_cut_or_fill_the_memory_is_refused(
+    finished: Path, tmp_path: Path, prompt: str, size: str, count: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sample_command(finished, [prompt], tmp_path, size, 1, count, 0, None, None, "cpu")
+
+
 def test_what_a_user_gets_wrong_is_one_sentence_and_exit_code_2(
     finished: Path, tmp_path: Path, small: list[str]
 ) -> None:
@@ -206,6 +228,7 @@ def test_what_a_user_gets_wrong_is_one_sentence_and_exit_code_2(
         ("run.dir=/proc/run", "run.dir /proc/run cannot be written"),
         ("launch.port={port}", "launch.port {port} cannot be used"),
         ("launch.device=cuda", "this machine shows no GPU"),
+        ("balancer.cost=nope", "balancer.cost is 'nope'; it must be auto, analytic, cluster or a file"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_rank_starts(

@@ -121,7 +121,7 @@ SETTINGS = {
     "data.max_text=100000": "data.max_text is 100000",
     "data.patch=0": "data.patch=0 must be at least 1",
     "balancer.kernel=flash9": "'flash9' is not one of auto",
-    "sampling.pictures=[1,1]": "has no patch of data.patch",
+    "sampling.pictures=[1,1]": "are no multiples of data.patch",
 }
 
 
