@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from knapformer_cli.profile.blocks import FEWEST, chunk_columns, stacked
 from knapformer_cli.profile.figures import Results
@@ -51,7 +51,7 @@ def routing_gif(results: Results, palette: dict[str, str]) -> bytes:
         picked = np.flatnonzero(shown)
         fills = [fill_S[source] for source in source_C[picked]]
         frames.append(stage.draw(say, column_C[picked], bottom_C[picked], height_C[picked], fills))
-    return _encoded(frames)
+    return _encoded(frames, palette, fill_S)
 
 
 class Stage:
@@ -89,12 +89,13 @@ class Stage:
         return image
 
 
-def _encoded(frames: list[Image.Image]) -> bytes:
-    """All frames on one palette; at rest at both ends."""
-    seen = Image.new("RGB", (WIDTH, 3 * HEIGHT))
-    for place, frame in enumerate((frames[0], frames[len(frames) // 2], frames[-1])):
-        seen.paste(frame, (0, place * HEIGHT))
-    common = seen.quantize(32)
+def _encoded(frames: list[Image.Image], palette: dict[str, str], fills: Sequence[str]) -> bytes:
+    """All frames on one palette, which has the page's own colour exactly; at rest at both ends."""
+    page, ink = (np.array(ImageColor.getrgb(palette[name])) for name in ("page", "ink"))
+    shades = [tuple(np.rint(page + (ink - page) * share / 6).astype(int)) for share in range(7)]
+    common = Image.new("P", (1, 1))
+    colours = [*shades, *map(ImageColor.getrgb, dict.fromkeys(fills))]
+    common.putpalette([int(value) for colour in colours for value in colour])
     small = [frame.quantize(palette=common, dither=Image.Dither.NONE) for frame in frames]
     file = io.BytesIO()
     times = [REST_MS, *[FRAME_MS] * (len(small) - 2), 2 * REST_MS]

@@ -25,7 +25,7 @@ def profile_command(overrides: Sequence[str]) -> None:
     out = Console()
     if not out.is_terminal:
         out = Console(width=150)
-    for note in question.notes:
+    for note in [*question.notes, f"planned with {question.cost}"]:
         out.print(note, highlight=False)
     with progress_bar() as (bar, task):
         results = compare(question, bar, task)
@@ -60,7 +60,8 @@ def compare(question: Question, bar: Progress, task: TaskID) -> Results:
         except CannotPlan as error:
             refused[layout] = str(error)
 
-    for layout in layouts[:-1]:
+    fixed = [layout for layout in layouts if not layout.startswith("elastic")]
+    for layout in fixed:
         score(layout)
     tuned = None
     if profile.tune:
@@ -68,7 +69,8 @@ def compare(question: Question, bar: Progress, task: TaskID) -> Results:
         tuned = tune_static(scene, lambda: bar.update(task, description=f"searching, {next(tried)} specs"))
         if tuned[0] not in layouts:
             score(tuned[0])
-    score(layouts[-1])
+    for layout in layouts[len(fixed) :]:
+        score(layout)
     if not scores:
         raise ValueError(f"no layout can plan this mix; {layouts[-1]}: {refused[layouts[-1]]}")
     if "none" in refused:  # what is compared with; it never becomes the best

@@ -147,6 +147,7 @@ def inputs(results: Results) -> dict[str, Any]:
         "tokens_per_step": scene.mix.tokens(),
         "cluster": {"name": config.cluster.name, **asdict(scene.cluster)},
         "model": asdict(scene.shape),
+        "cost": results.question.cost,
         "workload": asdict(scene.cost),
         "workload_seconds": asdict(scene.seconds or scene.cluster.workload(scene.shape)),
         "domain": scene.domain,

@@ -145,7 +145,7 @@ def input_rows(results: Results) -> Iterator[tuple[str, str]]:
         f"{model['heads']} heads" + (", activations recomputed" if model["recompute"] else ""),
     )
     yield "cap of tokens a rank", _words(values["max_tokens_per_rank"])
-    yield "planned with", _coefficients(values["workload"])
+    yield "planned with", f"{results.question.cost}: {_coefficients(values['workload'])}"
     yield "timed with", _coefficients(values["workload_seconds"]) + " (seconds)"
     if results.tuned:
         yield "searched", f"{results.tuned[1]} static specs; {results.tuned[0]} is the best that was found"

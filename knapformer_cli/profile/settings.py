@@ -29,6 +29,7 @@ class Question:
     scene: Scene
     measured: Measured | None
     notes: list[str]
+    cost: str  # what plans, in words
 
 
 def read_question(overrides: Sequence[str]) -> Question:
@@ -51,8 +52,7 @@ def read_question(overrides: Sequence[str]) -> Question:
         domain=config.balancer.domain,
         max_tokens=config.training.max_tokens_per_rank,
     )
-    notes.append(f"planned with {cost_words}")
-    return Question(config, scene, measured, notes)
+    return Question(config, scene, measured, notes, cost_words)
 
 
 def resolve(overrides: Sequence[str]) -> tuple[Config, list[str]]:
