@@ -22,6 +22,8 @@ from knapformer_cli.schema import Config
 from knapformer_cli.training.parallel import choose_attention, compute_dtype, prepare_block
 from models.denoiser import build_denoiser
 
+MOST_ERROR = 0.3  # median, of steps held out; quiet machines have a tenth of it
+
 
 def calibrate_command(overrides: Sequence[str]) -> None:
     """Measure, fit, print and save; ValueError for settings that cannot be measured."""
@@ -42,6 +44,7 @@ def calibrate_command(overrides: Sequence[str]) -> None:
         bar.update(task, description="measuring", total=len(cases) * (c.repeats + 1))
         seconds = measure(subject, cases, c.repeats, lambda: bar.advance(task))
     calibration = fit(config, subject, cases, seconds)
+    check(calibration)
     path = folder / file_name(calibration.device, calibration.subject)
     calibration.save(path, _rows(calibration, cases, seconds))
     plot(calibration, cases, seconds, config.balancer.gamma, path.with_suffix(".png"))
@@ -83,6 +86,15 @@ def fit(config: Config, subject: Subject, cases: Sequence[Case], seconds: Sequen
         date=time.strftime("%Y-%m-%d"),
         torch=torch.__version__,
     )
+
+
+def check(calibration: Calibration) -> None:
+    """ValueError for a fit that explains too little: plans would go by it without a word."""
+    if calibration.held_out_error > MOST_ERROR:
+        raise ValueError(
+            f"the fit misses steps that were held out by {calibration.held_out_error:.0%} (median), and what "
+            f"is saved misses {MOST_ERROR:.0%} at most; measure on a quiet machine or with more calibrate.repeats"
+        )
 
 
 def paper_seconds(cases: Sequence[Case], seconds: Sequence[float], width: int, gamma: float) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from knapformer_cli.calibrate import build_subject, calibrate_command, fit
+from knapformer_cli.calibrate import build_subject, calibrate_command, check, fit
 from knapformer_cli.calibration import Calibration
 from knapformer_cli.config import compose
 from knapformer_cli.cost import resolve_for_machine
@@ -101,11 +101,19 @@ def test_a_fit_says_what_was_measured(config: Config, subject: Subject) -> None:
     assert found.longest == LENGTHS[-1]
 
 
+def test_a_fit_that_explains_nothing_is_not_saved(config: Config, subject: Subject) -> None:
+    cases = fitted_cases(LENGTHS, DEGREES) + held_out_cases(LENGTHS, DEGREES)
+    noise = np.random.default_rng(0).lognormal(0, 1.5, len(cases))
+    found = fit(config, subject, cases, list(0.01 * noise))
+    with pytest.raises(ValueError, match=r"misses steps that were held out by \d+% .*quiet machine"):
+        check(found)
+
+
 def test_calibrate_leaves_a_file_that_training_takes_and_a_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = f"calibrate.folder={tmp_path}"
-    calibrate_command([*TINY, folder, "calibrate.repeats=1", "calibrate.longest=256"])
+    calibrate_command([*TINY, folder, "calibrate.repeats=3", "calibrate.longest=256"])
     (path,) = tmp_path.glob("*.json")
     found = Calibration.load(path)
     assert f"{found.held_out_error:.1%}" in capsys.readouterr().out
