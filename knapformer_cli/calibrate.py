@@ -93,7 +93,7 @@ def check(calibration: Calibration) -> None:
     if calibration.held_out_error > MOST_ERROR:
         raise ValueError(
             f"the fit misses steps that were held out by {calibration.held_out_error:.0%} (median), and what "
-            f"is saved misses {MOST_ERROR:.0%} at most; measure on a quiet machine or with more calibrate.repeats"
+            f"is saved misses {MOST_ERROR:.0%} at most; try a quiet machine or more calibrate.repeats"
         )
 
 
