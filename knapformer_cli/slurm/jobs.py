@@ -97,9 +97,10 @@ def _lines(run: Path) -> Iterator[tuple[str, str]]:
     yield "run", str(run)
     yield "job", f"{job.number}{f' on {job.nodes}' if job.nodes else ''}"
     yield "state", _in_words(job)
-    step = last_step(run)
-    yield "step", f"{'none yet' if step is None else step} of {_steps(run)}"
-    yield "checkpoint", newest_checkpoint(run) or "none yet"
+    if (run / "config.yaml").is_file():  # a profile has none
+        step = last_step(run)
+        yield "step", f"{'none yet' if step is None else step} of {_steps(run)}"
+        yield "checkpoint", newest_checkpoint(run) or "none yet"
     yield "restarts", str(job.restarts) if job.state != "FORGOTTEN" else ""
     yield "code", _code(run)
     yield "ended", _said(run, r"job \d+ ended: (.*)") if job.state not in ("RUNNING", "COMPLETING") else ""
