@@ -105,6 +105,8 @@ def _plain(override: str) -> str:
     _check_form(override)
     if match := re.fullmatch(r"(\+{0,2}data\.codes)=([^'\"].*)", override):
         return f"{match[1]}='{match[2]}'"
+    if match := re.fullmatch(r"\+{0,2}(slurm\.env\.\w+=.*)", override):  # any variable
+        return f"++{match[1]}"
     if not (match := re.fullmatch(r"\+{0,2}(data\.sources\.[^.=]+\.)([^.=]+)=(.*)", override)):
         return override
     source, key, value = match.groups()
@@ -195,7 +197,8 @@ def _explain(error: BaseException, overrides: Sequence[str]) -> str:
 def _known(key: str) -> bool:
     names = _flat(Config())
     source = re.fullmatch(r"data\.sources\.[^.]+(\.shards|\.weight|\.exhausted)?", key)
-    return key in names or any(name.startswith(key + ".") for name in names) or bool(source)
+    variable = re.fullmatch(r"slurm\.env(\.\w+)?", key)
+    return key in names or any(name.startswith(key + ".") for name in names) or bool(source or variable)
 
 
 def _suggest(key: str) -> str:

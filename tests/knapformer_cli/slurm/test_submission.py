@@ -69,7 +69,7 @@ def test_a_laptop_without_gpus_writes_a_job_for_gpu_nodes(tmp_path: Path, small:
         "--constraint=ib",
         "--container=/images/torch.sqsh",
         "slurm.mounts=['/data:/data']",
-        "+slurm.env.NCCL_DEBUG=WARN",
+        "slurm.env.NCCL_DEBUG=WARN",
         "slurm.setup=[module load cuda]",
         "slurm.options=[--exclusive]",
         "--dependency=afterok:7",
