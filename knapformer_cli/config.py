@@ -98,7 +98,7 @@ def _flat(config: Config) -> dict[str, Any]:
 
 
 def _plain(override: str) -> str:
-    """The override in Hydra's grammar: a source may be new; shards and codes of lengths hold braces and commas.
+    """The override in Hydra's grammar: a source may be new; shards and length codes hold braces and commas.
 
     Raises ValueError for what is no override.
     """
