@@ -31,7 +31,7 @@ elif [ "$code" -ne 0 ]; then
 elif [ ! -e "$run/PREEMPTED" ]; then
     ended finished ""
 elif [ "$starts" -ge "$REQUEUES" ]; then
-    ended preempted "and not requeued, for slurm.requeues=$REQUEUES is reached; submit again to go on"
+    ended preempted "and not requeued (slurm.requeues=$REQUEUES is reached; submit again to go on)"
     code=1
 else
     ended preempted "and requeued ($((starts + 1)) of $REQUEUES)"

@@ -154,6 +154,20 @@ def test_scancel_leaves_a_whole_checkpoint_and_no_process(
     assert (code, "has ended already" in error) == (2, True)
 
 
+def test_at_the_limit_of_requeues_a_preempted_job_ends_and_says_how_to_go_on(
+    cluster: Cluster, tmp_path: Path, job: list[str]
+) -> None:
+    run = tmp_path / "run"
+    endless = ["training.steps=100000", "scheduler.decay=constant"]
+    number = submit(run, *job, *endless, "--nodes=1", "slurm.requeues=0")
+    cluster.until(lambda: step(run) >= 1, 120, "step 1")
+    cluster.run("scancel", "--signal=USR1", number)
+    state = ends(cluster, number, 90)
+    assert (state["JobState"], state["Restarts"]) == ("FAILED", "0")
+    assert "preempted and not requeued (slurm.requeues=0 is reached; submit again to go on)" in log(run)
+    assert int(complete_checkpoints(run / "checkpoints")[-1].name) == step(run)
+
+
 def test_a_killed_rank_comes_back_from_the_last_checkpoint_and_without_restarts_left_fails_the_job_by_name(
     cluster: Cluster, tmp_path: Path, job: list[str], curve: list[float]
 ) -> None:
