@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from knapformer import WorkloadModel
 from knapformer.cluster import Cluster, ModelShape
@@ -36,10 +37,19 @@ def cluster_of(config: ClusterConfig, ranks: int) -> Cluster:
     )
 
 
+class Undrawn(TorchFunctionMode):
+    """Modules are built without drawing weights, for which `meta` would import a compiler, for seconds."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
 def shape_of(config: Config) -> ModelShape:
     """The sizes of config.model as this program trains it: raw patches and positions are what is routed."""
     model = config.model
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         parameters = sum(p.numel() for p in build_denoiser(model, config.data.channels).parameters())
     return ModelShape(
         width=model.width,

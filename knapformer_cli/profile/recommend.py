@@ -12,7 +12,7 @@ def best_of(scores: Sequence[Score], scene: Scene) -> Score:
     fitting = [score for score in scores if fits(score, scene)] or list(scores)
     fastest = min(score.seconds for score in fitting)
     equal = [score for score in fitting if score.seconds <= fastest * EQUAL]
-    return min(equal, key=lambda score: (score.moved_N.mean() + score.sent_N.mean(), score.layout))
+    return min(equal, key=lambda score: (round(score.moved_N.mean() + score.sent_N.mean(), 2), score.layout))
 
 
 def fits(score: Score, scene: Scene) -> bool:
