@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,15 +98,15 @@ def gpus_visible(wanted: str) -> Check:
 
 
 def gpus_idle(gpus: int) -> Check:
-    busy = busy_gpus(gpus)
+    busy = busy_gpus(range(gpus))
     fix = f"end what nvidia-smi shows on GPU {', '.join(map(str, busy))}, or leave it out" if busy else ""
     return Check("gpus idle", f"{len(busy)} of {gpus} in use" if gpus else "no GPU", fix)
 
 
-def busy_gpus(gpus: int) -> list[int]:
-    """GPUs whose memory others use."""
+def busy_gpus(gpus: Iterable[int]) -> list[int]:
+    """Those GPUs whose memory others use; looking takes some memory of each, until this process ends."""
     found = []
-    for gpu in range(gpus):
+    for gpu in gpus:
         free, total = torch.cuda.mem_get_info(gpu)
         if total - free - torch.cuda.memory_reserved(gpu) > BUSY_SHARE * total:
             found.append(gpu)

@@ -33,7 +33,10 @@ def hold_run_folder(folder: Path) -> None:
     name = str(folder.resolve())
     if os.environ.get(HELD) == name or name in _held:
         return
-    lock = (folder / ".lock").open("a")
+    try:
+        lock = (folder / ".lock").open("a")
+    except OSError as error:
+        raise ValueError(f"run.dir {folder} cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -20,6 +20,7 @@ from knapformer_cli.cost import resolve_for_machine
 from knapformer_cli.folder import HELD, write_run_folder
 from knapformer_cli.schema import Config, LaunchConfig
 from knapformer_cli.training.checkpoint import complete_checkpoints, find_checkpoint, read_progress
+from knapformer_cli.training.preempt import read_marker
 from knapformer_cli.worker import run_worker
 from models.config import check_model
 
@@ -75,7 +76,8 @@ def train_sweep(overrides: Sequence[str], dry_run: bool) -> None:
         print(f"# run {number} of {len(configs)}: {shlex.join(choice)} -> {config.run.dir}")
     for config in [] if dry_run else configs:
         check_data(config)
-        if code := start(config):
+        code = start(config)
+        if code or read_marker(Path(config.run.dir)):  # what ends one run early is meant for all
             sys.exit(code)
 
 

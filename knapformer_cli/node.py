@@ -209,8 +209,12 @@ def _tell_failure(error: "ChildFailedError", folder: Path, node: Node, say: Call
             lines, code = _last_lines(folder / "logs", failure.local_rank), failure.exitcode
             write_failure(folder, Failure(rank, host(), None, _ending(code), code, tuple(lines)))
     wait_until = time.monotonic() + (REASON_SECONDS if node.nodes > 1 else 0)
-    while (first := read_failures(folder)[0]).collateral and time.monotonic() < wait_until:
+    while (found := read_failures(folder)) and found[0].collateral and time.monotonic() < wait_until:
         time.sleep(0.5)  # another node may still find out why
+    if not found:
+        say(f"error: a rank failed, and {folder} cannot be written")
+        return FAILED
+    first = found[0]
     if not (first.code == USER_ERROR and first.rank == 0):  # then it has said why
         say(f"error: {first.in_words()}")
     return USER_ERROR if first.code == USER_ERROR else FAILED
@@ -246,6 +250,7 @@ def _resume_hint(folder: Path) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command line of this module; a user's error is one sentence and exit code 2."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # it waits until there are ranks to tell
     parser = argparse.ArgumentParser(
         prog="python -m knapformer_cli.node", description=__doc__.splitlines()[0]
     )
@@ -268,7 +273,7 @@ def main(words: Sequence[str] | None = None) -> int:
         check_head(given.head)
         node = Node(given.head, nodes, given.node_rank, given.id, restarts, given.address)
         return run_node(given.config, config.launch.ranks, config.parallel.threads, node)
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: a disk that is full, gone or read-only
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
 

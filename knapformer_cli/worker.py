@@ -41,6 +41,8 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
 
     A ValueError ends the rank with one sentence and exit code 2; rank 0 speaks for errors that all share.
     """
+    _follow_launcher()
+    preempt.listen()  # before the imports, which take seconds
     import torch.distributed as dist
 
     from knapformer_cli.training.parallel import SharedError, distributed_world
@@ -48,8 +50,6 @@ def run_worker(config_on_rank_0: Callable[[int], Config]) -> None:
     from knapformer_cli.training.trainer import train
     from knapformer_cli.training.watch import watching
 
-    _follow_launcher()
-    preempt.listen()
     store, rank, ranks = next(dist.rendezvous("env://"))
     folder: Path | None = None
     try:

@@ -98,7 +98,7 @@ def in_words(facts: list[Facts], hosts: tuple[str, ...], speed: Bandwidth) -> st
     slowest = int(pace_R.argmax())
     clock_R = np.array([fact.clock for fact in facts])
     return (
-        f"preflight: {len(set(hosts))} nodes, {len(hosts)} ranks; all-reduce {speed.all_reduce:.1f}, "
+        f"preflight: {len(hosts)} ranks on {len(set(hosts))} node(s); all-reduce {speed.all_reduce:.1f}, "
         f"all-to-all {speed.all_to_all:.1f} GB/s a rank; clocks within {np.ptp(clock_R):.1f} s; slowest "
         f"{hosts[slowest]} (rank {slowest}), {pace_R[slowest] / np.median(pace_R):.1f} times the median"
     )
@@ -128,13 +128,12 @@ def _hash(content: bytes) -> str:
 
 
 def _faults(config: Config, world: World) -> list[str]:
-    """What this rank cannot do; of the ranks of a node the first one looks at disks and GPUs."""
-    faults = []
+    """What this rank cannot do; of the ranks of a node the first one looks at the disks."""
+    own = [world.device.index or 0] if world.device.type == "cuda" else []
+    faults = [f"GPU {gpu} is in use by another process" for gpu in busy_gpus(own)]
     if world.hosts.index(world.hosts[world.rank]) == world.rank:
         if error := write_error(Path(config.run.dir)):
             faults.append(f"run.dir {config.run.dir} cannot be written: {error}")
-        visible = torch.cuda.device_count() if world.device.type == "cuda" else 0
-        faults += [f"GPU {gpu} is in use by another process" for gpu in busy_gpus(visible)]
         missing = (url for url in listed_shards(config) if unreachable(url))
         faults += [f"the shard {url} cannot be reached" for url in islice(missing, 1)]
     return faults

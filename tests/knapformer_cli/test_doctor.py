@@ -104,7 +104,7 @@ def sound_nodes_pass_and_a_fault_of_one_is_raised_on_all(
 ) -> None:
     world = world_of(group, ("n0", "n1"))
     said = preflight(config, world)
-    assert said.startswith("preflight: 2 nodes, 2 ranks; all-reduce ")
+    assert said.startswith("preflight: 2 ranks on 2 node(s); all-reduce ")
     assert measure(group, world.device).all_to_all > 0
     with pytest.raises(SharedError, match=r"rank 0 on n0: the shard .*none\.tar cannot be reached"):
         preflight(missing, world)

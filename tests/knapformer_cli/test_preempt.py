@@ -21,7 +21,7 @@ from knapformer_cli.training import preempt
 from knapformer_cli.training.checkpoint import complete_checkpoints, read_progress
 from knapformer_cli.training.metrics import read_metrics
 from knapformer_cli.training.watch import Stand, find_late
-from tests.knapformer_cli.test_cli import losses, processes_of, start, wait_for
+from tests.knapformer_cli.test_cli import COMMAND, losses, processes_of, wait_for
 from tests.knapformer_cli.test_training import train_here
 from tests.spawn import spawn
 
@@ -72,6 +72,18 @@ def test_preempted_at_any_step_again_and_again_the_curve_is_the_same_bit_for_bit
     assert not (tmp_path / "interrupted" / "PREEMPTED").exists()
 
 
+def begin(folder: Path, *words: str, workers: int = 0, **options: Any) -> subprocess.Popen[str]:
+    """`knapformer train` into the folder, in a session of its own; `workers` decode for each rank."""
+    return subprocess.Popen(
+        [*COMMAND, "train", *words, f"data.workers={workers}", f"run.dir={folder}"],
+        env={**os.environ, "RUN_OF_THIS_TEST": str(folder)},
+        start_new_session=True,
+        text=True,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
 def end_of(job: subprocess.Popen[str], seconds: float = 120) -> str:
     _, said = job.communicate(timeout=seconds)
     return said
@@ -107,18 +119,17 @@ def test_whatever_signal_whenever_it_comes_the_run_is_saved_and_goes_on_as_the_s
     folder = tmp_path / "run"
     words = [*small, "training.steps=1000", "logging.wandb=offline"]
 
-    def begin() -> subprocess.Popen[str]:
-        ignoring = lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # noqa: E731  # as `trap '' USR1` does
-        return start(folder, *words, stderr=subprocess.PIPE, preexec_fn=ignoring)
+    def ignoring() -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as `trap '' USR1` does
 
-    job = begin()
+    job = begin(folder, *words, preexec_fn=ignoring)
     assert wait_for(lambda: len(ranks_of(folder)) == 2, 120)
     os.kill(job.pid, signal.SIGUSR1)  # to the launcher alone, while its ranks still import
     said = end_of(job)
     assert job.returncode == 0, said
     assert preempted(folder, said)["step"] == 0
 
-    job = begin()
+    job = begin(folder, *words, workers=1, preexec_fn=ignoring)
     assert wait_for(lambda: len(losses(folder)) >= 3, 120)
     assert not (folder / "PREEMPTED").exists()
     os.killpg(job.pid, signal.SIGUSR1)  # as Slurm does: launcher, ranks, decoding processes, wandb's
@@ -128,7 +139,7 @@ def test_whatever_signal_whenever_it_comes_the_run_is_saved_and_goes_on_as_the_s
     step = preempted(folder, said)["step"]
     assert step >= 3
 
-    job = begin()
+    job = begin(folder, *words)
     assert wait_for(lambda: len(losses(folder)) >= step + 2, 120)
     os.killpg(job.pid, signal.SIGTERM)  # what scancel sends
     said = end_of(job)
@@ -142,12 +153,12 @@ def test_a_stopped_rank_ends_the_job_with_its_name_and_the_collective(
     tmp_path: Path, small: list[str]
 ) -> None:
     folder = tmp_path / "stopped"
-    job = start(folder, *small, "training.steps=1000", "launch.timeout=10", stderr=subprocess.PIPE)
+    job = begin(folder, *small, "training.steps=1000", "launch.timeout=10")
     assert wait_for(lambda: len(losses(folder)) >= 3, 120)
     os.kill(ranks_of(folder)[1], signal.SIGSTOP)
-    begin = time.monotonic()
+    start = time.monotonic()
     said = end_of(job)
-    assert time.monotonic() - begin < 10 + 25
+    assert time.monotonic() - start < 10 + 25
     assert job.returncode == 1
     last = said.strip().splitlines()[-1]
     assert "error: rank 1 on " in last
@@ -183,10 +194,10 @@ def test_after_a_killed_rank_all_nodes_start_again_then_tell_which_rank_failed_f
     assert wait_for(lambda: len(ranks_of(folder)) == 2 and not set(ranks_of(folder)) & set(before), 60)
     again = losses(folder)
     assert wait_for(lambda: len(losses(folder)) > len(again) + 2, 120)  # it went on from a checkpoint
-    begin = time.monotonic()
+    start = time.monotonic()
     os.kill(ranks_of(folder)[1], signal.SIGKILL)
     said = [end_of(job) for job in jobs]
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - start < 60
     assert [job.returncode for job in jobs] == [1, 1], said
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")][:4] == [1, 2, 3, 4]
     assert any("resumed at step 3" in text for text in said), said

@@ -10,6 +10,7 @@ from knapformer_cli.launch import write_run_folder
 from knapformer_cli.training.metrics import read_metrics
 from knapformer_cli.training.parallel import World
 from knapformer_cli.training.trainer import train
+from tests.data.media import pairs, picture, tar
 from tests.spawn import spawn
 
 STEPS = 20
@@ -77,3 +78,13 @@ def test_a_run_resumed_on_other_ranks_logs_the_rest_of_the_same_curve(
     spawn([train_all], 1, [[*small, "training.steps=6", f"run.dir={tmp_path}/resumed"]])
     spawn([train_all], 3, [[*small, "training.steps=8", f"run.dir={tmp_path}/resumed"]])
     assert losses(tmp_path / "resumed") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_a_lost_sample_is_told_once_by_its_key_and_counted(tmp_path: Path, small: list[str], capfd) -> None:
+    half = picture(32, 32)[:-30]  # its header says what it is, and its pixels end early
+    shard = tar(tmp_path / "a.tar", [*pairs(8), ("broken.png", half), ("broken.txt", b"half a picture")])
+    words = [f"data.sources.pictures.shards={shard}", "data.sources.pictures.exhausted=stop"]
+    words += ["data.sources.clips.weight=0", "training.batch_tokens=300", f"run.dir={tmp_path}/run"]
+    spawn([train_all], 2, [[*small, *words]])
+    assert capfd.readouterr().err.count("broken") == 1
+    assert sum(row["lost_samples"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")) == 1
