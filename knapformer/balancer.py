@@ -63,7 +63,7 @@ class PendingPlan(Generic[Planned]):
         return self._future.done()
 
     def result(self) -> Planned:
-        """What was planned, as soon as it is there. Raises the planner's ValueError, the same on all ranks."""
+        """What was planned, once it is there. Raises the planner's ValueError, the same on every rank."""
         begin = time.perf_counter()
         plan = self._future.result()
         self.seconds_waited += time.perf_counter() - begin

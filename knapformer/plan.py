@@ -185,7 +185,7 @@ class RoutingPlan:
         return plan
 
     def check(self) -> None:
-        """ValueError unless chunks are in order, not empty, on ranks of the job, a sequence's on distinct ones."""
+        """ValueError unless chunks are in order, not empty, and those of a sequence on distinct ranks."""
         least = {"seq_C": 0, "len_C": 1, "home_C": 0, "host_C": 0}
         for name, low in least.items():
             array_C = getattr(self, name)
