@@ -16,7 +16,6 @@ from knapformer import WorkloadModel
 from knapformer.cluster import Cluster, ModelShape
 from knapformer_cli.calibration import Calibration, device_name, find_calibration, subject_of
 from knapformer_cli.schema import ClusterConfig, Config
-from knapformer_cli.training.parallel import compute_dtype
 from models.denoiser import build_denoiser
 
 
@@ -137,5 +136,4 @@ def _is_of(cluster: str, device: str) -> bool:
 
 def _dtype_on(config: Config, device: str) -> str:
     """The name of the dtype of compute there; a cluster that is not cpu is of GPUs."""
-    kind = torch.device("cpu" if device == "cpu" else "cuda")
-    return str(compute_dtype(config.parallel, kind)).removeprefix("torch.")
+    return config.parallel.dtype_on("cpu" if device == "cpu" else "cuda")

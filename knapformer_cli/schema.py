@@ -62,6 +62,10 @@ class ParallelConfig:
     compile: bool = False
     threads: int = 1  # CPU threads a rank
 
+    def dtype_on(self, device: str) -> str:
+        """The name of the dtype of compute on a kind of device: auto is bfloat16 on cuda, else float32."""
+        return ("bfloat16" if device == "cuda" else "float32") if self.dtype == "auto" else self.dtype
+
 
 @dataclass
 class CheckpointConfig:

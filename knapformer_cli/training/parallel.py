@@ -120,6 +120,4 @@ def choose_attention(kernel: str, config: ParallelConfig, device: torch.device) 
 
 
 def compute_dtype(config: ParallelConfig, device: torch.device) -> torch.dtype:
-    """auto is bfloat16 on GPUs and float32 on CPU."""
-    chosen = ("bfloat16" if device.type == "cuda" else "float32") if config.dtype == "auto" else config.dtype
-    return getattr(torch, chosen)
+    return getattr(torch, config.dtype_on(device.type))
