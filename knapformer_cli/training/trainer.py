@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -271,17 +270,17 @@ class Trainer:
         return total, route_seconds
 
     def _log(self, prepared: Prepared, loss: Tensor, norm: float, lr: float, times: dict[str, float]) -> None:
-        shares: list[Any] = [None] * self.world.ranks
-        mine = {"loss": loss.item(), **times}
-        dist.all_gather_object(shares, mine, group=self.world.cpu_group)
-        total = sum(share["loss"] for share in shares)
+        mine_M = torch.tensor([loss.item(), *times.values()], dtype=torch.float64)
+        share_RM = mine_M.new_empty(self.world.ranks, len(mine_M))
+        dist.all_gather(list(share_RM.unbind()), mine_M, group=self.world.cpu_group)
         if self.metrics is None:
             return
-        seconds = {name: max(share[name] for share in shares) for name in times}
-        busy_R = np.array([share["busy"] for share in shares])
+        share_MR = dict(zip(("loss", *times), share_RM.T.numpy(), strict=True))
+        seconds = {name: float(share_MR[name].max()) for name in times}
+        busy_R = share_MR["busy"]
         batch = prepared.batch
         values = {
-            "loss": total,
+            "loss": sum(share_MR["loss"].tolist()),
             "grad_norm": norm,
             "lr": lr,
             "tokens": self.progress.tokens,
