@@ -49,6 +49,7 @@ def interrupt_until_done(group: dist.ProcessGroup, overrides: list[str], folder:
         dist.barrier()
         marker = preempt.read_marker(folder)
         if marker is None:
+            assert attempt >= 2, "the run was to be interrupted at least twice"
             return
         assert marker["step"] == len(losses(folder))
         assert marker["signal"] == "SIGUSR1"
