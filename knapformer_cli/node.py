@@ -64,7 +64,7 @@ def run_node(config_path: Path, ranks: int, threads: int, node: Node) -> int:
     from rich.console import Console
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
     from torch.distributed.launcher.api import elastic_launch
 
     folder, console = config_path.parent, Console(stderr=True)
@@ -87,7 +87,9 @@ def run_node(config_path: Path, ranks: int, threads: int, node: Node) -> int:
         if found := read_failures(folder):  # the head is gone, and has said why
             say(f"error: {found[0].in_words()}")
             return USER_ERROR if found[0].code == USER_ERROR else FAILED
-        say(f"error: the {node.nodes} nodes of the job did not meet at {node.head}: {_cause(error)}")
+        late = isinstance(error, RendezvousTimeoutError)
+        why = f"some did not come within {JOIN_SECONDS} s" if late else _cause(error)
+        say(f"error: the {node.nodes} nodes of the job did not meet at {node.head}: {why}")
         return FAILED
     except (SignalException, KeyboardInterrupt) as error:
         console.show_cursor()  # a progress bar that was killed hides it
@@ -126,7 +128,7 @@ def _job(folder: Path, ranks: int, node: Node) -> "LaunchConfig":
         run_id=node.id,
         rdzv_backend="c10d",
         rdzv_endpoint=node.head,
-        rdzv_configs={"is_host": str(node.rank == 0), "timeout": JOIN_SECONDS},
+        rdzv_configs={"is_host": str(node.rank == 0), "join_timeout": JOIN_SECONDS},
         max_restarts=node.restarts,
         monitor_interval=0.2,
         local_addr=node.address,

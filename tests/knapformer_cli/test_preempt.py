@@ -74,7 +74,7 @@ def test_preempted_at_any_step_again_and_again_the_curve_is_the_same_bit_for_bit
 
 
 def begin(folder: Path, *words: str, workers: int = 0, **options: Any) -> subprocess.Popen[str]:
-    """`knapformer train` into the folder, in a session of its own; `workers` decode for each rank."""
+    """`knapformer train` into the folder, in a process group of its own; `workers` decode for each rank."""
     return subprocess.Popen(
         [*COMMAND, "train", *words, f"data.workers={workers}", f"run.dir={folder}"],
         env={**os.environ, "RUN_OF_THIS_TEST": str(folder)},
