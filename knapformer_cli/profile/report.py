@@ -9,12 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from knapformer_cli.profile.animation import MOST_RANKS, routing_gif
 from knapformer_cli.profile.charts import mix_drawing, steps_drawing, work_drawing
-from knapformer_cli.profile.charts_cluster import (
-    measured_drawing,
-    memory_drawing,
-    seconds_drawing,
-    traffic_drawing,
-)
+from knapformer_cli.profile.charts_cluster import memory_drawing, seconds_drawing, traffic_drawing
+from knapformer_cli.profile.charts_run import measured_drawing
 from knapformer_cli.profile.figures import COLUMNS, Results, duration, inputs, seconds_words, table_rows
 from knapformer_cli.profile.theme import DARK, LIGHT, Drawing, Picture, render
 

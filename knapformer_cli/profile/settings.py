@@ -1,5 +1,6 @@
 """From overrides to what is profiled: the configuration, the mix of lengths, and what a run measured."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,12 @@ def _with_run(given: list[str], keys: set[str], run: Config) -> tuple[Config, li
     if run.launch.device == "cpu" and "cluster" not in keys:
         given = ["cluster=cpu", *given]
         notes.append("the run was on CPUs, so cluster=cpu")
+    cost = run.balancer.cost
+    if cost not in ("auto", "analytic", "cluster") and not Path(cost).is_file():
+        run.balancer.cost = "auto"
+        notes.append(f"the run planned with {cost}, which is not here, so balancer.cost=auto")
     ours = OmegaConf.structured(compose(given))
-    merged = OmegaConf.structured(compose(given))
+    merged = copy.deepcopy(ours)
     theirs = OmegaConf.structured(run)
     for section in OF_A_RUN:
         merged[section] = theirs[section]

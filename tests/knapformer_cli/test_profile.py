@@ -11,6 +11,7 @@ from PIL import Image
 
 from data.codes import PRESETS
 from knapformer.cluster import step_seconds
+from knapformer_cli.config import load_config, to_yaml
 from knapformer_cli.profile.blocks import rank_blocks
 from knapformer_cli.profile.charts_cluster import attention_KK, moved_KK
 from knapformer_cli.profile.command import compare, profile_command, progress_bar
@@ -160,6 +161,17 @@ def test_overrides_win_over_what_the_run_had(run: Path) -> None:
     assert question.config.cluster.name == "h100"
     with pytest.raises(ValueError, match=r"profile\.ranks=3 is not the 2 ranks of the run"):
         read_question([f"profile.run={run}", "profile.ranks=3"])
+
+
+def test_a_run_is_profiled_where_its_calibration_is_not(run: Path, tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "lengths.jsonl"):
+        (tmp_path / name).write_text((run / name).read_text())
+    config = load_config(run / "config.yaml")
+    config.balancer.cost = "/elsewhere/fit.json"
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    question = read_question([f"profile.run={tmp_path}", f"calibrate.folder={tmp_path}"])
+    assert any("/elsewhere/fit.json, which is not here" in note for note in question.notes)
+    assert question.cost.startswith("the analytic cost")
 
 
 def test_a_run_without_metrics_or_lengths_is_refused(run: Path, tmp_path: Path) -> None:
