@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from data.config import DataConfig, check_config
-from data.demo import make_demo
 from data.loader import Loader
 from data.manifest import Manifest, open_manifest
 from knapformer import check_layout, choose_kernel
@@ -158,6 +157,8 @@ def check_data(config: Config) -> None:
 def index_data(config: DataConfig) -> Manifest:
     """The manifest of the shards, with a bar while new ones are fetched and indexed."""
     if config.demo and not Path(config.demo).exists():
+        from data.demo import make_demo  # scikit-learn, where its digits are; no rank needs a second for it
+
         Console(stderr=True).print(f"making the demo set in {config.demo}", highlight=False)
         make_demo(Path(config.demo))
     console = Console(stderr=True)
@@ -175,8 +176,8 @@ def start(config: Config) -> int:
 
     if config.launch.nodes > 1:
         raise ValueError(
-            f"launch.nodes is {config.launch.nodes}, and this command starts one machine; use knapformer slurm "
-            "train, or torchrun on each of them"
+            f"launch.nodes is {config.launch.nodes}, and this command starts one machine; use knapformer "
+            "slurm train, or torchrun on each of them"
         )
     path, launch = write_run_folder(config), config.launch
     os.environ[HELD] = str(path.parent.resolve())
