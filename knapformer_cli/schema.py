@@ -170,7 +170,7 @@ class SlurmConfig:
     mounts: list[str] = field(default_factory=list)  # FROM:TO, besides the run folder and the working folder
     python: str | None = None  # unset: the one that submits; in a container, `python`
     env: dict[str, str] = field(default_factory=dict)  # for all ranks
-    setup: list[str] = field(default_factory=list)  # lines of shell on the head node, such as module load cuda
+    setup: list[str] = field(default_factory=list)  # lines of shell before it all, such as module load cuda
     options: list[str] = field(default_factory=list)  # more for sbatch, such as --exclusive
 
 
