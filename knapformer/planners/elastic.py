@@ -3,17 +3,18 @@
 S sequences, G degrees.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knapformer.layout import bag_layouts
+from knapformer.layout import bag_layouts, parse_bags
 from knapformer.plan import RoutingPlan
 from knapformer.planners.bench import Bench
 from knapformer.planners.candidates import least_degrees
 from knapformer.planners.dealing import deal
-from knapformer.planners.job import Job
+from knapformer.planners.job import TOLERANCE, Job
 from knapformer.planners.search import rating, search
 from knapformer.planners.static import plan_home, plan_static
 from knapformer.workload import WorkloadModel
@@ -53,7 +54,8 @@ def plan_elastic(
     if best and max(best.load_R) <= job.close:
         return _plan(job, everything)
     plans = [_plan(job, found) for found in (shares, everything) if found]
-    plans += _fixed_plans(job, len_S, home_S, heads, cost, domain)
+    seconds = min((plan.seconds(cost) for plan in plans), default=math.inf)
+    plans += _fixed_plans(job, len_S, home_S, heads, cost, domain, seconds)
     able = [plan for plan in plans if plan.peak_tokens() <= job.cap]
     return min(able, key=lambda plan: plan.seconds(cost), default=None)
 
@@ -125,12 +127,23 @@ def _multifit(job: Job) -> Bench | None:
 
 
 def _fixed_plans(
-    job: Job, len_S: np.ndarray, home_S: np.ndarray, heads: int, cost: WorkloadModel, domain: int
+    job: Job, len_S: np.ndarray, home_S: np.ndarray, heads: int, cost: WorkloadModel, domain: int, best: float
 ) -> Iterator[RoutingPlan]:
-    """What other layouts would do; mixed bags only where there are not too many to try."""
+    """What other layouts would do, but for those that cannot beat `best` seconds by more than 1/256.
+
+    Mixed bags only where there are not too many to try.
+    """
     yield plan_home(len_S, home_S, ranks=job.ranks)
+    bounds: dict[tuple[int, ...], float] = {}
     for layout in bag_layouts(job.ranks, job.degrees, domain):
-        if job.ranks <= MOST_MIXED or "+" not in layout:
+        if job.ranks > MOST_MIXED and "+" in layout:
+            continue
+        sizes = tuple(size for size, _ in parse_bags(layout))
+        if sizes not in bounds:
+            # Sequences shorter than a bag may be split by less.
+            exact = len_S.min() >= sizes[-1]
+            bounds[sizes] = cost.lower_bound(len_S, job.ranks, sizes) if exact else 0.0
+        if bounds[sizes] < best - best / TOLERANCE:
             yield plan_static(
                 len_S, home_S, ranks=job.ranks, layout=layout, heads=heads, cost=cost, domain=domain
             )
