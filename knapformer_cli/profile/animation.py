@@ -17,6 +17,7 @@ from knapformer_cli.profile.theme import LIGHT, source_colours
 
 WIDTH, HEIGHT, TOP, FOOT = 760, 400, 56, 14
 MOVE = 26  # frames on the way
+THIN = 4  # pixels; blocks below have no outline, which would be all of them
 FRAME_MS, REST_MS = 60, 1400
 MOST_RANKS = 64  # the first ones of a larger cluster
 
@@ -78,9 +79,9 @@ class Stage:
         floor = HEIGHT - FOOT
         left_N = 8 + self.step * (column_N + 0.4 * np.floor(column_N / self.node))
         low_N, high_N = floor - self.unit * bottom_N, floor - self.unit * (bottom_N + height_N)
-        edge = self.palette["page"] if len(fills) <= 600 else None
         corners = np.stack([left_N, high_N, left_N + 0.84 * self.step, low_N], 1).tolist()
-        for corner, fill in zip(corners, fills, strict=True):
+        edges = [self.palette["page"] if tall else None for tall in low_N - high_N > THIN]
+        for corner, fill, edge in zip(corners, fills, edges, strict=True):
             pen.rectangle(corner, fill=fill, outline=edge)
         mean = floor - self.unit
         for x in range(8, WIDTH - 8, 10):

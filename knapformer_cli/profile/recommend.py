@@ -32,7 +32,7 @@ def recommendation(scores: Sequence[Score], none: Score, scene: Scene, ideal: fl
             f"by more than {EQUAL - 1:.1%}."
         )
     settings = " ".join(settings_of(best.layout))
-    gain = f"{none.seconds / best.seconds:.2f} times as fast, {ideal / best.seconds:.0%} of the ideal"
+    gain = f"{none.seconds / best.seconds:.2f} times as fast, {ideal / best.seconds:.1%} of the ideal"
     return (
         f"Train with {settings}: a modelled step takes {best.seconds:#.3g} s instead of "
         f"{none.seconds:#.3g} s ({gain}), because the busiest rank has {best.work_N.mean():.3f} times the "

@@ -77,8 +77,8 @@ def key_figures(results: Results) -> list[tuple[str, str]]:
     return [
         (f"{none.seconds / best.seconds:.2f} ×", f"as fast with {best.layout}, modelled"),
         (f"{seconds_words(none.seconds)} → {seconds_words(best.seconds)} s", "a step, modelled"),
-        (f"{none.work_N.mean():.3g} → {best.work_N.mean():.4g}", "busiest rank over the mean"),
-        (f"{results.ideal / best.seconds:.0%}", "of the ideal, modelled"),
+        (f"{none.work_N.mean():#.3g} → {best.work_N.mean():.4g}", "busiest rank over the mean"),
+        (f"{results.ideal / best.seconds:.1%}", "of the ideal, modelled"),
     ]
 
 
