@@ -88,13 +88,13 @@ def _by_block(job: Job) -> list[Share]:
     if job.block_R[-1] == 0 or not choice_S.any():
         return []
     block_S, block_R = deal(job, choice_S), np.array(job.block_R)
-    found = [
-        Share.of(job, np.flatnonzero(block_R == block), np.flatnonzero(block_S == block))
-        for block in range(job.block_R[-1] + 1)
-    ]
-    shares = [share for share in found if share]
-    if len(shares) < len(found):
-        return []
+    shares = []
+    for block in range(job.block_R[-1] + 1):
+        share = Share.of(job, np.flatnonzero(block_R == block), np.flatnonzero(block_S == block))
+        # All blocks at once are soon searched where they are few, and have more ways out.
+        if share is None or (share.slowest > job.close and job.ranks <= MOST_MIXED):
+            return []
+        shares.append(share)
     shares.sort(key=lambda share: rating(share.bench))
     mended: list[Share] = []
     while len(shares) > 1 and len(mended) < MERGES and rating(shares[-1].bench) > (0, 0):
