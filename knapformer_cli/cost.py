@@ -53,7 +53,7 @@ def shape_of(config: Config) -> ModelShape:
     return ModelShape(
         width=model.width,
         heads=model.heads,
-        blocks=model.double_blocks + model.single_blocks if model.arch == "mmdit" else model.blocks,
+        blocks=model.depth,
         parameters=parameters,
         mlp_ratio=model.mlp_ratio,
         recompute=config.parallel.activation_checkpointing,

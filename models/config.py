@@ -41,6 +41,11 @@ class ModelConfig:
     def head_size(self) -> int:
         return self.width // self.heads
 
+    @property
+    def depth(self) -> int:
+        """Blocks of whatever kind."""
+        return self.double_blocks + self.single_blocks if self.arch == "mmdit" else self.blocks
+
 
 @dataclass
 class FlowConfig:

@@ -10,24 +10,13 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from knapformer_cli.schema import Config
 from knapformer_cli.training.batch import GlobalBatch
 
-# Dense bf16 peak of one device, TFLOP/s (vendors' data sheets, without sparsity).
-PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "H800": 989.0, "B200": 2250.0, "A100": 312.0, "A800": 312.0}
 MOST_LENGTHS = 64 * 2**20  # bytes of lengths.jsonl: a profile needs some steps, not all of a long run
-
-
-def peak_tflops(device: torch.device, given: float | None) -> float | None:
-    """TFLOP/s of one device for mfu: `given`, else by the name of the GPU, else None."""
-    if given is not None or device.type != "cuda":
-        return given
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
 
 
 class Metrics:

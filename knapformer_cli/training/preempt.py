@@ -8,8 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,16 +35,6 @@ def _note(number: int, frame: FrameType | None) -> None:
 def asked() -> int:
     """The first signal that asked this process to save and end; 0 while there was none."""
     return _asked
-
-
-@contextmanager
-def shielded() -> Iterator[None]:
-    """Processes started inside do not get the signals: Slurm sends them to everything that a job runs."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def write_marker(folder: Path, step: int, checkpoint: str | None, number: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """One rank's training run: everything is wired here, and the step is short enough to read."""
 
 import math
-import resource
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -33,10 +32,11 @@ from knapformer_cli.training import checkpoint, phase, preempt
 from knapformer_cli.training.ahead import Preempted, Prepared, prepare_ahead
 from knapformer_cli.training.batch import drop_captions, flow_loss, route_batch
 from knapformer_cli.training.gallery import save_clips, save_pictures
-from knapformer_cli.training.metrics import Metrics, peak_tflops, wandb_id
+from knapformer_cli.training.metrics import Metrics, wandb_id
 from knapformer_cli.training.optimizer import Average, build_optimizer, clip_gradients, learning_rate
 from knapformer_cli.training.pace import Pace, Paces
 from knapformer_cli.training.parallel import SharedError, World, agree, choose_attention, parallelize
+from knapformer_cli.training.record import balance, memory_gib, peak_tflops, utilization
 from knapformer_cli.training.sampling import Size, draw_shared, whole_attention
 from models.codec import PixelCodec
 from models.denoiser import build_denoiser
@@ -278,7 +278,8 @@ class Trainer:
         share_MR = dict(zip(("loss", *times), share_RM.T.numpy(), strict=True))
         seconds = {name: float(share_MR[name].max()) for name in times}
         busy_R = share_MR["busy"]
-        batch = prepared.batch
+        batch, model = prepared.batch, self.config.model
+        peak = peak_tflops(self.world.device, self.config.launch.peak_tflops, self.world.ranks)
         values = {
             "loss": sum(share_MR["loss"].tolist()),
             "grad_norm": norm,
@@ -292,45 +293,20 @@ class Trainer:
             "plan_seconds": prepared.plan_seconds,
             "route_seconds": seconds["route"],
             "micro_steps": len(prepared.plans),
-            **self._balance(prepared),
+            **balance(prepared.plans, batch.len_S, batch.home_S, self.cost, self.world.ranks),
             "busy_seconds": busy_R.tolist(),
             # Processor time means nothing where the work is on a GPU.
             "busy_max_over_mean": busy_R.max() / busy_R.mean() if self.world.device.type == "cpu" else None,
             "pace_max_over_median": self.paces.max_over_median,
             "slow_ranks": self.paces.slow,
-            "mfu": self._mfu(batch.len_S, seconds["step"]),
-            "memory_gib": _memory_gib(self.world.device),
+            "mfu": utilization(
+                self.config.model, batch.len_S, seconds["step"], peak and peak * self.world.ranks
+            ),
+            "memory_gib": memory_gib(self.world.device),
         }
         self.metrics.log(self.progress.step, values)
         sources = sorted(self.config.data.sources)
         self.metrics.log_lengths(self.progress.step, batch, sources, self.world.ranks)
-
-    def _balance(self, prepared: Prepared) -> dict[str, float]:
-        """Imbalance before and after planning; over micro-steps, slowest ranks summed over means summed."""
-        w, plans, batch = self.world, prepared.plans, prepared.batch
-        if not len(batch.id_S):  # every sample of the batch was lost
-            names = ("work_max_over_mean_before", "work_max_over_mean_after")
-            return {**dict.fromkeys(names, 1.0), "attention_sent": 0.0, "moved": 0.0, "peak_tokens": 0}
-        before_R = np.bincount(batch.home_S, self.cost.work(batch.len_S), minlength=w.ranks)
-        after_PR = np.stack([plan.work_R(self.cost) for plan in plans])
-        tokens_P = np.array([plan.len_C.sum() for plan in plans])
-        return {
-            "work_max_over_mean_before": before_R.max() / before_R.mean(),
-            "work_max_over_mean_after": after_PR.max(1).sum() / after_PR.mean(1).sum(),
-            "attention_sent": np.average([plan.attention_sent() for plan in plans], weights=tokens_P),
-            "moved": np.average([plan.moved() for plan in plans], weights=tokens_P),
-            "peak_tokens": max(plan.peak_tokens() for plan in plans),
-        }
-
-    def _mfu(self, len_S: np.ndarray, seconds: float) -> float | None:
-        """Model FLOP (24 L d^2 + 4 L^2 d a block forward, twice that backward) over the peak of all ranks."""
-        m = self.config.model
-        peak = peak_tflops(self.world.device, self.config.launch.peak_tflops)
-        if peak is None:
-            return None
-        blocks = m.double_blocks + m.single_blocks if m.arch == "mmdit" else m.blocks
-        flop = 3 * blocks * WorkloadModel.analytic(width=m.width, gamma=1.0).work(len_S).sum()
-        return float(flop / (seconds * peak * 1e12 * self.world.ranks))
 
     def save(self) -> None:
         phase.mark(self.progress.step)
@@ -385,10 +361,3 @@ class Trainer:
     def _say(self, text: str) -> None:
         if self.metrics is not None:
             self.metrics.say(text)
-
-
-def _memory_gib(device: torch.device) -> float:
-    """Peak memory of this rank so far: on the GPU, else of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
