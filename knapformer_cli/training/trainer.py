@@ -299,9 +299,7 @@ class Trainer:
             "busy_max_over_mean": busy_R.max() / busy_R.mean() if self.world.device.type == "cpu" else None,
             "pace_max_over_median": self.paces.max_over_median,
             "slow_ranks": self.paces.slow,
-            "mfu": utilization(
-                self.config.model, batch.len_S, seconds["step"], peak and peak * self.world.ranks
-            ),
+            "mfu": utilization(model, batch.len_S, seconds["step"], peak),
             "memory_gib": memory_gib(self.world.device),
         }
         self.metrics.log(self.progress.step, values)
