@@ -141,15 +141,15 @@ def every_plan_equals_one_process(group, plans_of: dict[int, list[RoutingPlan]])
 def so_it_does_in_bfloat16(group, plans_of: dict[int, list[RoutingPlan]]) -> None:
     """Rounded to 8 bits at queries, keys, values and outputs: within 2^-7 of what one process rounds."""
     ranks = dist.get_world_size(group)
-    compare(plans_of[ranks][:100], make_domain_group(group, ranks), group, torch.bfloat16, near=2**-7)
+    compare(plans_of[ranks][:60], make_domain_group(group, ranks), group, torch.bfloat16, near=2**-7)
 
 
 def test_thousands_of_plans_on_1_to_4_ranks_have_the_loss_and_gradients_of_one_process():
-    plans_of = {1: plans(100, 1, 1), 2: plans(500, 2, 2), 3: plans(500, 3, 3), 4: plans(1000, 4, 4)}
+    plans_of = {1: plans(200, 1, 1), 2: plans(900, 2, 2), 3: plans(400, 3, 3), 4: plans(600, 4, 4)}
     split = [plan for some in plans_of.values() for plan in some if (plan.degree_C() > 1).any()]
     assert len(split) > 700
     spawn([so_it_does_in_bfloat16, every_plan_equals_one_process], 4, plans_of)
 
 
-def test_hundreds_of_plans_on_8_ranks_do_so_too():
-    spawn([every_plan_equals_one_process], 8, {8: plans(200, 8, 8)})
+def test_plans_on_8_ranks_do_so_too():
+    spawn([every_plan_equals_one_process], 8, {8: plans(120, 8, 8)})
