@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from knapformer_cli.rules import check_rules
 from knapformer_cli.schema import Config
 
 GROUPS = ["model", "data", "balancer", "optimizer", "scheduler", "training", "parallel", "checkpoint"]
@@ -169,8 +170,7 @@ def _compose(overrides: Sequence[str]) -> Config:
         raise ValueError(_explain(error, overrides)) from error
     if not config.run.dir:
         config.run.dir = f"runs/{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    _check_ranges(config)
-    _check_choices(config)
+    check_rules(_flat(config))
     return config
 
 
@@ -219,90 +219,3 @@ def _choices(group: str) -> list[str]:
 def _first_line(error: BaseException) -> str:
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return re.sub(r"\s+", " ", line)
-
-
-def _check_ranges(config: Config) -> None:
-    """Refuse values that no run can mean; what needs data or devices is checked by the launcher."""
-    for key, value in _flat(config).items():
-        if isinstance(value, float | int) and not abs(value) < 2**63:  # nan too
-            raise ValueError(f"{key} is {value}; it must be a finite number below 2^63")
-    t, o, s = config.training, config.optimizer, config.scheduler
-    at_least = {
-        "training.steps": (t.steps, 1),
-        "training.batch_tokens": (t.batch_tokens, 1),
-        "training.seed": (t.seed, 0),
-        "training.max_tokens_per_rank": (1 if t.max_tokens_per_rank is None else t.max_tokens_per_rank, 1),
-        "launch.ranks": (1 if config.launch.ranks is None else config.launch.ranks, 1),
-        "launch.nodes": (config.launch.nodes, 1),
-        "launch.restarts": (config.launch.restarts, 0),
-        "launch.timeout": (config.launch.timeout, 1),
-        "launch.window": (config.launch.window, 1),
-        "launch.straggler": (config.launch.straggler, 0),
-        "checkpoint.every": (config.checkpoint.every, 0),
-        "checkpoint.keep": (config.checkpoint.keep, 0),
-        "sampling.every": (config.sampling.every, 0),
-        "sampling.steps": (config.sampling.steps, 1),
-        "sampling.rows": (config.sampling.rows, 1),
-        "logging.every": (config.logging.every, 1),
-        "parallel.threads": (config.parallel.threads, 1),
-        "balancer.domain": (config.balancer.domain, 1),
-        "calibrate.shortest": (config.calibrate.shortest, 1),
-        "calibrate.longest": (1 if config.calibrate.longest is None else config.calibrate.longest, 1),
-        "calibrate.repeats": (config.calibrate.repeats, 1),
-        "scheduler.warmup": (s.warmup, 0),
-        "scheduler.steps": (1 if s.steps is None else s.steps, 1),
-        "profile.ranks": (config.profile.ranks, 1),
-        "profile.steps": (config.profile.steps, 1),
-        "optimizer.clip": (o.clip, 0),
-        "balancer.gamma": (config.balancer.gamma, 0),
-        "sampling.guidance": (config.sampling.guidance, 0),
-        "optimizer.weight_decay": (o.weight_decay, 0),
-    }
-    for key, (value, least) in at_least.items():
-        if value < least:
-            raise ValueError(f"{key} is {value}; it must be at least {least}")
-    inside: dict[str, tuple[float, float, float]] = {
-        "optimizer.ema": (o.ema, 0, 1),
-        "optimizer.beta1": (o.beta1, 0, 1),
-        "optimizer.beta2": (o.beta2, 0, 1),
-        "training.caption_dropout": (t.caption_dropout, 0, 1),
-        "scheduler.final": (s.final, 0, 1),
-        "launch.port": (config.launch.port, 0, 65535),
-        "cluster.linear_efficiency": (config.cluster.linear_efficiency, 0, 1),
-        "cluster.attention_efficiency": (config.cluster.attention_efficiency, 0, 1),
-        "cluster.overlap": (config.cluster.overlap, 0, 1),
-    }
-    for key, (number, low, high) in inside.items():
-        if not low <= number <= high:
-            raise ValueError(f"{key} is {number}; it must lie between {low} and {high}")
-    positive = {
-        "optimizer.lr": o.lr,
-        "optimizer.eps": o.eps,
-        "training.flow.std": t.flow.std,
-        "sampling.fps": config.sampling.fps,
-        "launch.peak_tflops": 1.0 if config.launch.peak_tflops is None else config.launch.peak_tflops,
-        "calibrate.patience": config.calibrate.patience,
-        **{f"cluster.{key}": n for key, n in vars(config.cluster).items() if isinstance(n, float | int)},
-    }
-    for key, number in positive.items():
-        if number <= 0:
-            raise ValueError(f"{key} is {number}; it must be greater than 0")
-
-
-def _check_choices(config: Config) -> None:
-    """Refuse words that are no choice, and sizes of the wrong number of sides."""
-    one_of = {
-        "scheduler.decay": (config.scheduler.decay, ("constant", "cosine", "linear")),
-        "parallel.dtype": (config.parallel.dtype, ("auto", "float32", "bfloat16")),
-        "logging.wandb": (config.logging.wandb, ("offline", "online", "disabled")),
-        "launch.device": (config.launch.device, ("auto", "cpu", "cuda")),
-    }
-    for key, (word, words) in one_of.items():
-        if word not in words:
-            raise ValueError(f"{key} is {word!r}; it must be one of {', '.join(words)}")
-    for key, numbers, count in (
-        ("sampling.pictures", config.sampling.pictures, 2),
-        ("sampling.clips", config.sampling.clips, 3),
-    ):
-        if len(numbers) != count or min(numbers) < 1:
-            raise ValueError(f"{key} is {numbers}; it must be {count} numbers of at least 1")
