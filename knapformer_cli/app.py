@@ -1,6 +1,7 @@
 """The commands, thin: each imports what it needs when it runs, so that --help answers at once."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -57,6 +58,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a model; without settings, the digits recipe on this machine."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # waits until there are ranks to tell
     from knapformer_cli.packages import check_packages
 
     check_packages()

@@ -163,6 +163,9 @@ def clock(folder: Path) -> Check:
 
 def shards(config: Config) -> Check:
     """The shards of every source: files are looked for, of remote ones only the name is resolved."""
+    if config.data.codes:
+        fix = "data.codes names lengths without pixels; training needs data.sources"
+        return Check("shards", f"none, data.codes={config.data.codes}", fix)
     if config.data.demo and not Path(config.data.demo).exists():
         return Check("shards", f"the demo set is made in {config.data.demo} when a run starts")
     urls = listed_shards(config)

@@ -36,11 +36,14 @@ class Failure:
         words = self.error.lower()
         return self.code == 1 and any(part in words for part in _COLLATERAL)
 
+    @property
+    def at(self) -> str:
+        return "" if self.step is None else f" at step {self.step}"
+
     def in_words(self) -> str:
         """One sentence and the last lines."""
-        at = "" if self.step is None else f" at step {self.step}"
         said = "".join(f"\n  {line}" for line in self.lines)
-        return f"rank {self.rank} on {self.host} failed{at}: {self.error}{said}"
+        return f"rank {self.rank} on {self.host} failed{self.at}: {self.error}{said}"
 
 
 def write_failure(folder: Path, failure: Failure, by: int | None = None) -> None:

@@ -129,7 +129,12 @@ def _begin(folder: Path) -> None:
     if restarts and before:
         if before[0].code == USER_ERROR:
             raise ValueError(before[0].error)
-        print(f"restart {restarts}: {before[0].in_words()}", file=sys.stderr, flush=True)
+        silent = set(range(int(os.environ["WORLD_SIZE"]))) - {failure.rank for failure in before}
+        reason = before[0].in_words()
+        if before[0].collateral and silent:  # what it met says little: somebody was killed
+            who = ", ".join(map(str, sorted(silent)[:8]))
+            reason = f"rank {who} ended without a word, as rank {before[0].rank} on {before[0].host} noticed"
+        print(f"restart {restarts}: {reason}", file=sys.stderr, flush=True)
     clear_failures(folder)
 
 
@@ -146,7 +151,7 @@ def _tell(error: Exception, folder: Path | None, rank: int) -> None:
     failure = Failure(rank, host(), here().step, said, FAILED, tuple(lines))
     write_failure(folder, failure)
     if failure.collateral and not os.environ.get(DEBUG):
-        print(f"rank {rank} lost another rank at step {here().step}: {said}", file=sys.stderr, flush=True)
+        print(f"rank {rank} lost another rank{failure.at}: {said}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)
 

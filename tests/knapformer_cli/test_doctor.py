@@ -45,6 +45,10 @@ def test_doctor_shows_every_check_and_its_exit_code_says_whether_there_is_someth
     assert done.stdout.rstrip().endswith("2 to mend")
 
 
+def test_lengths_without_pixels_are_no_shards(small: list[str]) -> None:
+    assert "training needs data.sources" in checks.shards(compose([*small, "data=paper_joint"])).fix
+
+
 def test_doctor_refuses_what_is_no_setting() -> None:
     with pytest.raises(ValueError, match="is no key of the configuration"):
         doctor_command(["launch.devise=cpu"])

@@ -202,6 +202,7 @@ def test_after_a_killed_rank_all_nodes_start_again_then_tell_which_rank_failed_f
     assert [job.returncode for job in jobs] == [1, 1], said
     assert [row["step"] for row in read_metrics(folder / "metrics.jsonl")][:4] == [1, 2, 3, 4]
     assert any("resumed at step 3" in text for text in said), said
+    assert any("restart 1: rank " in text and "ended without a word, as rank " in text for text in said), said
     ends = [text.strip().splitlines()[-1] for text in said]
     assert ends[0] == ends[1]
     assert "failed: ended by signal 9 (SIGKILL)" in ends[0]
