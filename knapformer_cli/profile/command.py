@@ -1,6 +1,7 @@
 """`knapformer profile`: plan many steps, compare layouts, write the report."""
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +22,8 @@ MOST_TIMED = 64  # ranks; with traffic in its cost, elastic planning of thousand
 def profile_command(overrides: Sequence[str]) -> None:
     """Print the table of layouts and write report.json, report.html, pictures and animation to run.dir."""
     question = read_question(overrides)
-    folder = open_folder(question.config.run.dir)
+    folder = Path(question.config.run.dir)
+    check_writable(folder)
     out = Console()
     if not out.is_terminal:
         out = Console(width=150)
@@ -29,13 +31,16 @@ def profile_command(overrides: Sequence[str]) -> None:
         out.print(note, highlight=False)
     with progress_bar() as (bar, task):
         results = compare(question, bar, task)
-        (folder / "report.json").write_text(
-            json.dumps(report_json(results), indent=2, allow_nan=False) + "\n"
-        )
+        report = json.dumps(report_json(results), indent=2, allow_nan=False) + "\n"
         from knapformer_cli.profile.report import write_report  # matplotlib takes a second to import
 
         bar.update(task, description="drawing", total=7, completed=0)
+        folder.mkdir(parents=True, exist_ok=True)
         write_report(results, folder, lambda: bar.advance(task))
+        # Last and at once: whoever reads report.json finds the page and the pictures that belong to it.
+        partial = folder / "report.json.partial"
+        partial.write_text(report)
+        partial.replace(folder / "report.json")
     out.print(rich_table(results))
     for layout, reason in results.refused.items():
         out.print(f"{layout} cannot plan every step: {reason}", highlight=False)
@@ -88,15 +93,14 @@ def chosen_layouts(scene: Scene, profile: ProfileConfig, ran: Sequence[str]) -> 
     return list(dict.fromkeys(["none", *uniform, *given, *timed, "elastic"]))
 
 
-def open_folder(name: str) -> Path:
-    """run.dir, made where it is missing; ValueError where it cannot be written."""
-    folder = Path(name)
+def check_writable(folder: Path) -> None:
+    """ValueError where `folder` can neither be written nor made; nothing of the trial stays behind."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").touch()
+        nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
     except OSError as error:
         raise ValueError(f"run.dir {folder} cannot be written: {error.strerror}") from error
-    return folder
 
 
 @contextmanager

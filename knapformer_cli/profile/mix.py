@@ -16,6 +16,9 @@ import numpy as np
 from data.codes import parse_codes, repeated_lengths
 from knapformer_cli.schema import Config
 
+MOST = 2**40  # tokens of a sequence, and numbers of steps
+COLUMNS = ("length", "source", "step", "rank", "home")  # that are read of a file
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -104,9 +107,9 @@ def mix_of_file(path: Path, ranks: int, steps: int, batch_tokens: int) -> Mix:
     """
     length, source, step, home = [], [], [], []
     for line, row in _rows(path):
-        length.append(_whole(path, line, row, "length", 1, 2**40))
+        length.append(_whole(path, line, row, "length", 1, MOST))
         source.append(str(row.get("source", "") or path.stem))
-        step.append(_whole(path, line, row, "step", 0, 2**40) if "step" in row else None)
+        step.append(_whole(path, line, row, "step", 0, MOST) if "step" in row else None)
         rank = "rank" if "rank" in row else "home"
         home.append(_whole(path, line, row, rank, 0, ranks - 1) if rank in row else None)
         for name, column in (("step", step), ("rank or home", home)):
@@ -148,7 +151,8 @@ def _filled(length: list[int], batch_tokens: int) -> np.ndarray:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number of the line, its columns) of a CSV or JSONL file."""
     if not path.is_file():
-        raise ValueError(f"profile.lengths={path} does not exist; it is a CSV or JSONL file of lengths")
+        wrong = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"profile.lengths={path} {wrong}; it must be a CSV or JSONL file of lengths")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _json_rows(path, file) if path.suffix in (".jsonl", ".json") else _csv_rows(path, file)
@@ -158,8 +162,13 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _csv_rows(path: Path, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(file, skipinitialspace=True)
-    if "length" not in (reader.fieldnames or []):
-        raise ValueError(f"{path} line 1: the header {reader.fieldnames} has no column length")
+    if (header := reader.fieldnames) is None:
+        raise ValueError(f"{path} is empty; its first line must be a header with a column length")
+    if "length" not in header:
+        raise ValueError(f"{path} line 1: the header {header} has no column length")
+    for name in COLUMNS:
+        if list(header).count(name) > 1:
+            raise ValueError(f"{path} line 1: the header {header} has column {name} more than once")
     for row in reader:
         yield reader.line_num, row
 
@@ -184,5 +193,4 @@ def _whole(path: Path, line: int, row: dict[str, Any], name: str, least: int, mo
             return number
     except ValueError:
         pass
-    top = f"from {least} to {most}" if most < 2**40 else f"of at least {least}"
-    raise ValueError(f"{path} line {line}: {name} {value!r} is no whole number {top}")
+    raise ValueError(f"{path} line {line}: {name} {value!r} is no whole number from {least} to {most}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from knapformer_cli.profile.mix import Batch, Mix
+from knapformer_cli.profile.mix import MOST, Batch, Mix
 
 PARTS = ("step", "data", "plan", "route")
 
@@ -34,13 +34,18 @@ class Measured:
 
 
 def read_run(folder: Path, layout: str, steps: int) -> tuple[Mix, Measured]:
-    """The last `steps` logged steps of a run; ValueError where it logged no metrics or no lengths."""
+    """The last `steps` logged steps of a run; ValueError where it logged no metrics, or no sound lengths."""
     from knapformer_cli.training.metrics import read_metrics  # seconds, as all of training
 
     metrics = {row["step"]: row for row in read_metrics(folder / "metrics.jsonl")}
     if not metrics:
         raise ValueError(f"{folder} has no metrics.jsonl with steps; profile.run names the folder of a run")
-    rows = {row["step"]: row for row in read_metrics(folder / "lengths.jsonl") if row["length"]}
+    path, rows = folder / "lengths.jsonl", {}
+    for row in read_metrics(path):
+        if rule := _broken_rule(row):
+            raise ValueError(f"{path} step {row['step']}: {rule}")
+        if row["length"]:
+            rows[row["step"]] = row
     numbers = sorted(metrics.keys() & rows.keys())
     if not numbers:
         raise ValueError(
@@ -52,6 +57,11 @@ def read_run(folder: Path, layout: str, steps: int) -> tuple[Mix, Measured]:
     batches = []
     for number in numbers:
         row = rows[number]
+        if row["sources"] != names:
+            last = numbers[-1]
+            raise ValueError(
+                f"{path} step {number}: sources {row['sources']} are not {names}, as in step {last}"
+            )
         per_rank = np.array(row["per_rank"], np.int64)
         home_S = np.repeat(np.arange(len(per_rank)), per_rank)
         batches.append(Batch(np.array(row["length"], np.int64), home_S, np.array(row["source"], np.int64)))
@@ -65,3 +75,24 @@ def read_run(folder: Path, layout: str, steps: int) -> tuple[Mix, Measured]:
     busy_NR = column("busy_seconds") if taken[-1]["busy_max_over_mean"] is not None else None
     seconds = {f"{part}_N": column(f"{part}_seconds") for part in PARTS}
     return mix, Measured(layout, number_N=np.array(numbers), **seconds, busy_NR=busy_NR)
+
+
+def _broken_rule(row: dict[str, Any]) -> str:
+    """What is wrong with a row of lengths.jsonl, in words; empty where nothing is."""
+    names = row.get("sources")
+    if type(row["step"]) is not int:
+        return "step must be a whole number"
+    if not (names and isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return "sources must be a list of names"
+    bounds = {"length": (1, MOST), "source": (0, len(names) - 1), "per_rank": (0, MOST)}
+    for name, (least, most) in bounds.items():
+        values = row.get(name)
+        if not isinstance(values, list):
+            return f"{name} must be a list of whole numbers"
+        for value in values:
+            if type(value) is not int or not least <= value <= most:
+                return f"{name} {value!r} is no whole number from {least} to {most}"
+    lengths, sources, ranked = len(row["length"]), len(row["source"]), sum(row["per_rank"])
+    if not lengths == sources == ranked:
+        return f"length has {lengths} sequences, source {sources} and per_rank {ranked}; they must agree"
+    return ""

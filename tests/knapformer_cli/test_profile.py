@@ -183,6 +183,38 @@ def test_a_run_without_metrics_or_lengths_is_refused(run: Path, tmp_path: Path) 
         read_question([f"profile.run={tmp_path}"])
 
 
+DAMAGES = {
+    '{"source": [0, 2, 1]}': "source 2 is no whole number from 0 to 1",
+    '{"source": [0, -1, 1]}': "source -1 is no whole number from 0 to 1",
+    '{"source": [0, 1]}': "length has 3 sequences, source 2 and per_rank 3; they must agree",
+    '{"per_rank": [2, 2]}': "length has 3 sequences, source 3 and per_rank 4; they must agree",
+    '{"per_rank": [4, -1]}': "per_rank -1 is no whole number from 0 to",
+    '{"length": [5, 0, 7]}': "length 0 is no whole number from 1 to",
+    '{"length": [5, 6.5, 7]}': "length 6.5 is no whole number from 1 to",
+    '{"length": null}': "length must be a list of whole numbers",
+    '{"per_rank": null}': "per_rank must be a list of whole numbers",
+    '{"sources": null}': "sources must be a list of names",
+    '{"sources": ["a", "b"]}': "sources ['a', 'b'] are not ['clips', 'pictures'], as in step 8",
+    '{"step": [7]}': "step must be a whole number",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_row_of_lengths_is_named(run: Path, tmp_path: Path, damage: str) -> None:
+    """A change of a good row of step 7; null stands for a key that is missing."""
+    good = {"step": 7, "sources": ["clips", "pictures"], "length": [5, 6, 7], "source": [0, 1, 1]}
+    row = {**good, "per_rank": [2, 1], **json.loads(damage)}
+    kept = {key: value for key, value in row.items() if value is not None}
+    (tmp_path / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())
+    path = tmp_path / "lengths.jsonl"
+    rows = (run / "lengths.jsonl").read_text().splitlines()
+    path.write_text("\n".join([*rows[:6], json.dumps(kept), rows[7]]))
+    with pytest.raises(ValueError, match=r".") as caught:
+        read_run(tmp_path, "elastic", 8)
+    said = str(caught.value)
+    assert said.startswith(f"{path} step {row['step']}: {DAMAGES[damage]}") and "\n" not in said
+
+
 ROWS = [
     (700, "clip", 2, 1),
     (20, "photo", 1, 0),
@@ -216,13 +248,17 @@ def test_lines_without_steps_fill_batches_and_ranks_in_turn(tmp_path: Path) -> N
 
 
 LINES = {
-    "length,source\n100,a\n0,b\n": "line 3: length '0' is no whole number of at least 1",
+    "length,source\n100,a\n0,b\n": "line 3: length '0' is no whole number from 1 to 1099511627776",
+    "length\n99999999999999\n": "line 2: length '99999999999999' is no whole number from 1 to 1099511627776",
     "length\n100\nlong\n": "line 3: length 'long' is no whole number",
     "length\n100\n\n1.5\n": "line 4: length '1.5' is no whole number",
     "length,rank\n5,1\n5,9\n": "line 3: rank '9' is no whole number from 0 to 3",
     "length,step\n5,1\n5,\n": "line 3: step '' is no whole number",
     "tokens\n5\n": "line 1: the header ['tokens'] has no column length",
     "length\n": "has no line with a length",
+    "": "lengths.csv is empty",
+    "length,length\n5,6\n": "line 1: the header ['length', 'length'] has column length more than once",
+    "length,step,step\n5,1,2\n": "has column step more than once",
     "length\n99999\n": "line 2: length 99999 is more than training.batch_tokens=8192",
 }
 
@@ -248,6 +284,7 @@ MISTAKES = {
     "data=paper_joint run.dir=/proc/x": "run.dir /proc/x cannot be written",
     "data=paper_joint training.max_tokens_per_rank=500": "training.max_tokens_per_rank=500 is below",
     "profile.lengths=/nowhere.csv": "profile.lengths=/nowhere.csv does not exist",
+    "profile.lengths=/tmp": "profile.lengths=/tmp is a folder",
     "profile.run=/nowhere": "/nowhere/config.yaml does not exist",
     "data.streams=4": "data.streams=4 must be at least the number of ranks, 32",
 }
@@ -256,8 +293,26 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_a_user_gets_wrong_is_one_sentence(tmp_path: Path, mistake: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
-        profile_command([f"run.dir={tmp_path}", "profile.steps=1", *mistake.split()])
+        profile_command([f"run.dir={tmp_path}/made/here", "profile.steps=1", *mistake.split()])
     assert MISTAKES[mistake] in str(caught.value) and "\n" not in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_is_refused_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("before")
+    with pytest.raises(ValueError, match=r"training\.max_tokens_per_rank=500 is below"):
+        profile_command(["data=paper_joint", "training.max_tokens_per_rank=500", f"run.dir={tmp_path}"])
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert (tmp_path / "report.json").read_text() == "before"
+
+
+def test_no_new_figures_stand_beside_a_page_that_was_not_written(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("before")
+    (tmp_path / "report.html").mkdir()  # stops the page after the pictures
+    with pytest.raises(IsADirectoryError):
+        profile_command([SHORT, "profile.ranks=4", "profile.steps=1", f"run.dir={tmp_path}"])
+    assert (tmp_path / "work.png").is_file()
+    assert (tmp_path / "report.json").read_text() == "before"
 
 
 def test_a_mistake_is_exit_code_2_and_codes_cannot_be_trained(tmp_path: Path) -> None:
