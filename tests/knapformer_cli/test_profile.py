@@ -299,11 +299,11 @@ def test_what_a_user_gets_wrong_is_one_sentence(tmp_path: Path, mistake: str) ->
 
 
 def test_what_is_refused_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text("before")
+    (tmp_path / "work.png").write_text("before")
     with pytest.raises(ValueError, match=r"training\.max_tokens_per_rank=500 is below"):
         profile_command(["data=paper_joint", "training.max_tokens_per_rank=500", f"run.dir={tmp_path}"])
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-    assert (tmp_path / "report.json").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["work.png"]
+    assert (tmp_path / "work.png").read_text() == "before"
 
 
 def test_no_new_figures_stand_beside_a_page_that_was_not_written(tmp_path: Path) -> None:
