@@ -1,7 +1,6 @@
 """How fast the ranks of a group talk: GB/s that one rank sends, in all-reduces and all-to-alls."""
 
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -80,10 +79,3 @@ def _talk(rank: int, ranks: int, device_type: str, folder: str, result: str) -> 
     if rank == 0:
         torch.save((found.all_reduce, found.all_to_all), result)
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

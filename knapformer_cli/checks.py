@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 from data.remote import is_remote
 from data.shards import cache_folder, list_shards
 from knapformer.kernels import available
-from knapformer_cli.bandwidth import free_port, loopback
-from knapformer_cli.launch import check_port
+from knapformer_cli.bandwidth import loopback
+from knapformer_cli.ports import check_port, free_port
 from knapformer_cli.schema import Config
 from models.denoiser import build_denoiser
 

@@ -11,6 +11,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+FAILED, USER_ERROR = 1, 2  # exit codes: the second is what a user can mend
+
 # What ranks meet because another one is gone: true, but not the reason.
 _COLLATERAL = (
     *("connection closed by peer", "connection reset", "connection refused", "broken pipe", "socket"),

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from knapformer import check_layout, choose_kernel
 from knapformer_cli.config import check_same_run, compose, expand_sweep, to_yaml
 from knapformer_cli.cost import resolve_for_machine
 from knapformer_cli.folder import HELD, write_run_folder
+from knapformer_cli.ports import check_port, free_port
 from knapformer_cli.schema import Config, LaunchConfig
 from knapformer_cli.training.checkpoint import complete_checkpoints, find_checkpoint, read_progress
 from knapformer_cli.training.preempt import read_marker
@@ -171,7 +171,6 @@ def index_data(config: DataConfig) -> Manifest:
 
 def start(config: Config) -> int:
     """Run the job on this machine; returns the exit code."""
-    from knapformer_cli.bandwidth import free_port
     from knapformer_cli.node import Node, run_node
 
     if config.launch.nodes > 1:
@@ -184,15 +183,3 @@ def start(config: Config) -> int:
     head = f"127.0.0.1:{launch.port or free_port()}"
     node = Node(head, id=path.parent.name, restarts=launch.restarts, address="127.0.0.1")
     return run_node(path, launch.ranks or 1, config.parallel.threads, node)
-
-
-def check_port(port: int) -> None:
-    """Raise ValueError when something listens on the port already."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ValueError(
-                f"launch.port {port} cannot be used: {error.strerror}; choose another, or 0"
-            ) from error

@@ -34,9 +34,17 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from knapformer_cli.config import load_config
-from knapformer_cli.failures import Failure, clear_failures, host, path_of, read_failures, write_failure
+from knapformer_cli.failures import (
+    FAILED,
+    USER_ERROR,
+    Failure,
+    clear_failures,
+    host,
+    path_of,
+    read_failures,
+    write_failure,
+)
 from knapformer_cli.training.preempt import clear_marker, in_words, read_marker
-from knapformer_cli.worker import FAILED, USER_ERROR
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from knapformer_cli.config import from_yaml, load_config, to_yaml
 from knapformer_cli.failures import (
+    FAILED,
+    USER_ERROR,
     Failure,
     clear_failures,
     host,
@@ -31,7 +33,6 @@ from knapformer_cli.schema import Config
 from knapformer_cli.training import preempt
 from knapformer_cli.training.phase import here
 
-FAILED, USER_ERROR = 1, 2
 INDEX_SECONDS = 24 * 3600  # that nodes may take to fetch and index their shards
 DEBUG = "KNAPFORMER_DEBUG"
 
