@@ -17,7 +17,15 @@ from knapformer.layout import split_degrees
 from knapformer_cli.calibration import Calibration, device_name, file_name, subject_of
 from knapformer_cli.config import compose
 from knapformer_cli.launch import choose_device
-from knapformer_cli.measure import Case, Subject, fitted_cases, grow_lengths, held_out_cases, measure
+from knapformer_cli.measure import (
+    Case,
+    Subject,
+    fitted_cases,
+    grow_lengths,
+    held_out_cases,
+    measure,
+    round_up,
+)
 from knapformer_cli.schema import Config
 from knapformer_cli.training.parallel import choose_attention, compute_dtype, prepare_block
 from models.denoiser import build_denoiser
@@ -28,12 +36,13 @@ MOST_ERROR = 0.3  # median, of steps held out; quiet machines have a tenth of it
 def calibrate_command(overrides: Sequence[str]) -> None:
     """Measure, fit, print and save; ValueError for settings that cannot be measured."""
     config = compose(overrides)
+    check_lengths(config)
     choose_device(config.launch)
     c, device = config.calibrate, torch.device(config.launch.device)
     folder = _folder(Path(c.folder))
     torch.set_num_threads(config.parallel.threads)
     subject = build_subject(config, device)
-    degrees = _few(split_degrees(config.model.heads, config.balancer.domain, config.balancer.domain))
+    degrees = _degrees(config)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -49,6 +58,17 @@ def calibrate_command(overrides: Sequence[str]) -> None:
     calibration.save(path, _rows(calibration, cases, seconds))
     plot(calibration, cases, seconds, config.balancer.gamma, path.with_suffix(".png"))
     report(calibration, cases, path)
+
+
+def check_lengths(config: Config) -> None:
+    """ValueError where three doubling lengths do not fit: with fewer, none lies between to judge the fit."""
+    c, unit = config.calibrate, math.lcm(*_degrees(config))
+    least = 4 * round_up(c.shortest, unit)
+    if c.longest is not None and c.longest < least:
+        raise ValueError(
+            f"calibrate.longest is {c.longest} and calibrate.shortest is {c.shortest}; three lengths are "
+            f"needed, each twice the one before and a multiple of {unit}, so longest must be at least {least}"
+        )
 
 
 def build_subject(config: Config, device: torch.device) -> Subject:
@@ -199,8 +219,9 @@ def _rows(calibration: Calibration, cases: Sequence[Case], seconds: Sequence[flo
     ]
 
 
-def _few(degrees: list[int]) -> list[int]:
+def _degrees(config: Config) -> list[int]:
     """No split, some and the most: the model interpolates between them."""
+    degrees = split_degrees(config.model.heads, config.balancer.domain, config.balancer.domain)
     return sorted({degrees[0], degrees[len(degrees) // 2], degrees[-1]})
 
 

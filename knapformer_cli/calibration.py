@@ -42,8 +42,7 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("overhead", "gamma", "held_out_error", "gamma_error", "longest"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, float | int):
-                raise ValueError(f"{name} is {value!r}, no number")
+            _check_number(name, value)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}; it must be a finite number of at least 0")
 
@@ -61,6 +60,8 @@ class Calibration:
             kept = {field.name: values[field.name] for field in fields(cls)}
             if not isinstance(kept["subject"], dict):
                 raise ValueError("subject is no table")
+            for name, value in values["cost"].items():
+                _check_number(f"cost.{name}", value)
             return cls(**{**kept, "cost": WorkloadModel(**values["cost"])})
         except OSError as error:
             raise ValueError(f"calibration {path} cannot be read: {error.strerror}") from error
@@ -76,6 +77,11 @@ class Calibration:
             if ours != theirs:
                 return f"{key}={theirs}, not {ours}"
         return None
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        raise ValueError(f"{name} is {value!r}, no number")
 
 
 def subject_of(config: Config, dtype: str) -> dict[str, Any]:

@@ -36,13 +36,8 @@ class Question:
 def read_question(overrides: Sequence[str]) -> Question:
     """Compose, read the lengths, check the layouts; ValueError for the first thing that is wrong."""
     config, notes = resolve(overrides)
-    check_model(config.model)
+    mix, measured = checked_mix(config, overrides)
     calibration = resolve_for_cluster(config)
-    mix, measured = read_mix(config, _keys(overrides))
-    mix = mix.ordered()
-    config.profile.ranks = mix.ranks
-    for layout in config.profile.layouts:
-        check_layout(layout, ranks=mix.ranks, heads=config.model.heads, domain=config.balancer.domain)
     cost, cost_words = load_cost(config, mix.ranks)
     scene = Scene(
         mix=mix,
@@ -54,6 +49,16 @@ def read_question(overrides: Sequence[str]) -> Question:
         max_tokens=config.training.max_tokens_per_rank,
     )
     return Question(config, scene, measured, notes, cost_words)
+
+
+def checked_mix(config: Config, overrides: Sequence[str]) -> tuple[Mix, Measured | None]:
+    """The lengths, for a model and layouts that can be; asks for no calibration and no device."""
+    check_model(config.model)
+    mix, measured = read_mix(config, _keys(overrides))
+    config.profile.ranks = mix.ranks
+    for layout in config.profile.layouts:
+        check_layout(layout, ranks=mix.ranks, heads=config.model.heads, domain=config.balancer.domain)
+    return mix.ordered(), measured
 
 
 def resolve(overrides: Sequence[str]) -> tuple[Config, list[str]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from knapformer_cli.schema import SlurmConfig
 
-TIMES = r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+|\d+-\d+:\d+|\d+-\d+:\d+:\d+"
+TIMES = r"(\d+-)?\d+(:[0-5]?\d){0,2}"
+WAITS = r"singleton|after(any|ok|notok|corr|burstbuffer)?(:\d+(_(\d+|\*))?(\+\d+)?)+"
 
 
 @dataclass(frozen=True)
@@ -139,13 +140,35 @@ def check_slurm(ask: SlurmConfig) -> None:
         )
     if ask.requeues < 0:
         raise ValueError(f"slurm.requeues is {ask.requeues}; it must be at least 0")
+    if ask.cpus is not None and ask.cpus < 1:
+        raise ValueError(f"slurm.cpus is {ask.cpus}; it must be at least 1, or unset")
+    if ask.memory is not None and not re.fullmatch(r"\d+[KMGT]?", ask.memory, re.IGNORECASE):
+        raise ValueError(
+            f"slurm.memory is {ask.memory!r}; write a number with K, M, G or T, or 0 for all of it"
+        )
+    if ask.partition is not None and not re.fullmatch(r"\S+", ask.partition):
+        raise ValueError(
+            f"slurm.partition is {ask.partition!r}; write a name, or several as a,b, without spaces"
+        )
     if not re.fullmatch(TIMES, ask.time):
         raise ValueError(
-            f"slurm.time is {ask.time!r}; write MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES:SECONDS"
+            f"slurm.time is {ask.time!r}; write MINUTES, HOURS:MINUTES:SECONDS or "
+            "DAYS-HOURS:MINUTES:SECONDS, with less than 60 after a colon"
         )
+    if not seconds(ask.time):
+        raise ValueError(f"slurm.time is {ask.time!r}; a job must have some time, at least 0:01")
     if not 1 <= ask.grace < seconds(ask.time):
         raise ValueError(
             f"slurm.grace is {ask.grace}; it must be at least 1, and less than slurm.time={ask.time}"
+        )
+
+
+def check_dependency(given: str | None) -> None:
+    """Raise ValueError for what sbatch does not read as jobs to wait for."""
+    if given is not None and not re.fullmatch(rf"({WAITS})([,?]({WAITS}))*", given):
+        raise ValueError(
+            f"--dependency is {given!r}; write singleton or TYPE:JOB as afterok:123, several as "
+            "afterany:123:124,afterok:125"
         )
 
 

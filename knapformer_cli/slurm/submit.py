@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from knapformer_cli.calibrate import check_lengths
 from knapformer_cli.config import compose, expand_sweep
 from knapformer_cli.folder import let_go_of_run_folder, write_run_folder
 from knapformer_cli.launch import check_data, check_settings
+from knapformer_cli.profile import settings
 from knapformer_cli.schema import Config, SlurmConfig
 from knapformer_cli.slurm.commands import check_installed, slurm
 from knapformer_cli.slurm.jobs import JOB, active_job
-from knapformer_cli.slurm.script import Job, check_slurm, profile_script, training_script
+from knapformer_cli.slurm.script import Job, check_dependency, check_slurm, profile_script, training_script
 from knapformer_cli.slurm.snapshot import take_snapshot
 
 SCRIPT = "submit.slurm"
@@ -71,6 +73,8 @@ def profile_command(overrides: Sequence[str], request: Request, submit: bool) ->
         check_installed("sbatch")
     config = compose(overrides)
     _ask(config.slurm, request)
+    check_lengths(config)
+    settings.checked_mix(settings.resolve(overrides)[0], overrides)
     run = Path(os.path.abspath(config.run.dir))
     _check_idle(run)
     with _whole_or_not_at_all(run):
@@ -100,6 +104,7 @@ def _ask(ask: SlurmConfig, request: Request) -> None:
         if (value := getattr(request, name)) is not None:
             setattr(ask, name, value)
     check_slurm(ask)
+    check_dependency(request.dependency)
 
 
 def resolve(overrides: Sequence[str], request: Request) -> Config:

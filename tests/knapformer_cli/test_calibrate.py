@@ -1,5 +1,6 @@
 """What calibration measures, and that its fit says what was measured."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from knapformer_cli.calibrate import build_subject, calibrate_command, check, fit
+from knapformer_cli.calibrate import build_subject, calibrate_command, check, check_lengths, fit
 from knapformer_cli.calibration import Calibration
 from knapformer_cli.config import compose
 from knapformer_cli.cost import resolve_for_machine
@@ -107,6 +108,29 @@ def test_a_fit_that_explains_nothing_is_not_saved(config: Config, subject: Subje
     found = fit(config, subject, cases, list(0.01 * noise))
     with pytest.raises(ValueError, match=r"misses steps that were held out by \d+% .*quiet machine"):
         check(found)
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "least"),
+    [(64, 64, 256), (64, 255, 256), (4, 8, 16), (512, 64, 2048), (6, 31, 32)],
+)
+def test_lengths_that_leave_none_to_judge_by_are_refused_before_measuring(
+    shortest: int, longest: int, least: int, tmp_path: Path
+) -> None:
+    words = [*TINY, f"calibrate.folder={tmp_path}/fits", f"calibrate.shortest={shortest}"]
+    said = f"calibrate.longest is {longest} and calibrate.shortest is {shortest};.* at least {least}$"
+    with pytest.raises(ValueError, match=said):
+        calibrate_command([*words, f"calibrate.longest={longest}"])
+    assert not (tmp_path / "fits").exists()
+
+
+def test_the_least_lengths_leave_some_to_judge_by(config: Config, subject: Subject) -> None:
+    narrow = copy.deepcopy(config)
+    narrow.calibrate.shortest, narrow.calibrate.longest = 3, 16
+    check_lengths(narrow)
+    lengths = list(grow_lengths(subject, 3, 4, 1e-9, 16))
+    assert lengths == [4, 8, 16]
+    assert len(held_out_cases(lengths, DEGREES)) >= 12
 
 
 def test_calibrate_leaves_a_file_that_training_takes_and_a_plot(

@@ -160,6 +160,7 @@ DAMAGE = {
     "[1]": "no coefficients under cost",
     '{"cost": {}}': "'device' is missing",
     '"linear": 0.0001': "finite number",
+    '"quadratic": 1e-07': "cost.quadratic is 'x', no number",
     '"overhead": 0.01': "overhead is 'x', no number",
 }
 
@@ -168,8 +169,9 @@ DAMAGE = {
 def test_a_damaged_calibration_is_named(base: Config, tmp_path: Path, damage: str) -> None:
     path = write(tmp_path, base)
     whole = path.read_text()
-    broken = {'"linear": 0.0001': '"linear": NaN', '"overhead": 0.01': '"overhead": "x"'}.get(damage)
-    path.write_text(whole.replace(damage, broken) if broken else damage)
+    key = damage.split(":")[0]
+    broken = {'"linear"': "NaN", '"quadratic"': '"x"', '"overhead"': '"x"'}.get(key)
+    path.write_text(whole.replace(damage, f"{key}: {broken}") if broken else damage)
     for name in ("auto", str(path)):
         with pytest.raises(ValueError, match=r"float32\.json") as caught:
             resolved(base, tmp_path, balancer__cost=name)

@@ -28,7 +28,7 @@ def test_a_refused_submission_leaves_no_run_folder_and_no_job(
 ) -> None:
     run = tmp_path / "run"
     refused(run, [*job, "--submit", "--partition=nowhere"], "invalid partition specified: nowhere")
-    refused(run, [*job, "--submit", "--dependency=sometime:3"], "Slurm refused sbatch")
+    refused(run, [*job, "--submit", "slurm.options=['--dependency=sometime:3']"], "Slurm refused sbatch")
     assert not run.exists()
     assert jobs(cluster) == []
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 
 from knapformer_cli import launch
 from knapformer_cli.config import load_config
+from knapformer_cli.schema import SlurmConfig
 from knapformer_cli.slurm.app import slurm_app
-from knapformer_cli.slurm.script import seconds
+from knapformer_cli.slurm.script import check_dependency, check_slurm, seconds
 from knapformer_cli.slurm.snapshot import PACKAGES
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +33,15 @@ OPTIONS = {
     "--gpus-per-node=-1": "slurm.gpus_per_node is -1; it must be at least 0",
     "--time=tomorrow": "slurm.time is 'tomorrow'; write MINUTES",
     "--time=4 slurm.grace=240": "slurm.grace is 240; it must be at least 1, and less than slurm.time=4",
+    "--time=0": "slurm.time is '0'; a job must have some time",
+    "--time=1:90": "slurm.time is '1:90'; write MINUTES",
+    "--time=1-2:60:00": "with less than 60 after a colon",
+    "slurm.memory=lots": "slurm.memory is 'lots'; write a number with K, M, G or T",
+    "slurm.memory=-5G": "slurm.memory is '-5G'",
+    "slurm.cpus=0": "slurm.cpus is 0; it must be at least 1",
+    "--dependency=sometime:3": "--dependency is 'sometime:3'; write singleton or TYPE:JOB",
+    "--dependency=afterok:": "--dependency is 'afterok:'",
+    "--dependency=3": "--dependency is '3'",
     "--array=0-1": "its elements are runs of a sweep; add --sweep",
     "--sweep --array=0-3 training.seed=1,2": "and the sweep has elements 0 to 1",
     "--sweep --array=all training.seed=1,2": "--array is 'all'; write elements as",
@@ -52,6 +63,45 @@ def test_options_that_cannot_work_are_refused_and_nothing_is_written(
         write(tmp_path / "run", *job, *words.split())
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+PROFILES = {
+    "data=paper_joint profile.ranks=33": "'paper_joint' is for 32 ranks, which do not divide the job's 33",
+    "profile.lengths=/nonexist.csv": "profile.lengths=/nonexist.csv does not exist",
+    "data=paper_joint profile.layouts=[g3n1]": "g3n1",
+    "data=paper_joint calibrate.shortest=512 calibrate.longest=64": "calibrate.longest is 64 and calibrate",
+}
+
+
+@pytest.mark.parametrize("words", PROFILES)
+def test_a_profile_that_its_job_would_refuse_is_refused_before(words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(PROFILES[words])):
+        CliRunner().invoke(
+            slurm_app, ["profile", *words.split(), f"run.dir={tmp_path}/run"], catch_exceptions=False
+        )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "given", ["singleton", "afterok:7", "afterany:7:8,afterok:9_1", "after:7+5?afternotok:8", "aftercorr:7_*"]
+)
+def test_a_job_may_wait_for_others_as_sbatch_takes_it(given: str) -> None:
+    check_dependency(given)
+    with pytest.raises(ValueError, match="--dependency is"):
+        check_dependency(f"{given} ")
+
+
+@pytest.mark.parametrize("memory", ["0", "4096", "500G", "2t"])
+@pytest.mark.parametrize("time", ["90", "90:00", "2-30", "1-2:30:15"])
+def test_memory_time_and_partition_are_as_sbatch_takes_them(memory: str, time: str) -> None:
+    ask = SlurmConfig(memory=memory, time=time, partition="a,b", cpus=1)
+    check_slurm(ask)
+    memory_off, time_off = replace(ask, memory=f"{memory} "), replace(ask, time=f"{time}:60")
+    wrong = {"memory": memory_off, "time": time_off, "partition": replace(ask, partition="a\nb")}
+    for name, other in wrong.items():
+        with pytest.raises(ValueError, match=rf"slurm\.{name} is .*; write") as caught:
+            check_slurm(other)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_laptop_without_gpus_writes_a_job_for_gpu_nodes(tmp_path: Path, small: list[str]) -> None:
