@@ -40,3 +40,22 @@ def test_nothing_below_the_command_line_imports_hydra() -> None:
     for folder in LEAVES:
         for path in (ROOT / folder).rglob("*.py"):
             assert not imported(path) & {"hydra", "omegaconf", "typer", "wandb"}, path
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for top in (*LEAVES, "knapformer_cli")
+        for path in (ROOT / top).rglob("*.py")
+    }
+    above: dict[str, set[str]] = {}
+    for name, path in files.items():
+        above[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                above[name] |= ({node.module} | inner) & files.keys() - {name}
+    while ground := [name for name, needs in above.items() if not needs & above.keys()]:
+        for name in ground:
+            del above[name]
+    assert not above
