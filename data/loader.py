@@ -7,6 +7,7 @@ number changes nothing.
 
 import logging
 import multiprocessing
+import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,7 +116,14 @@ def worker_context() -> Any:
 
 
 def start_worker(worker: int) -> None:
+    """One thread; and an end with a trainer that was killed before this process began.
+
+    From here on torch watches the parent, but takes for it whoever has adopted the process by now.
+    """
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)
 
 
 def unchanged(item: Any) -> Any:

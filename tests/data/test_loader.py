@@ -2,6 +2,10 @@
 
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
+import time
 import zlib
 from itertools import islice
 from pathlib import Path
@@ -12,12 +16,13 @@ import pytest
 import torch
 
 from data.config import DataConfig, DataError
-from data.loader import Loader, LocalBatch
+from data.loader import Loader, LocalBatch, start_worker, worker_context
 from data.manifest import open_manifest
 from data.samples import Sample
 from data.video import read_clip
 from tests.data.media import clip, config, encoded, pairs, tar
 from tests.data.test_order import TOKENS, shards
+from tests.waiting import wait_for
 
 
 def run(
@@ -172,3 +177,50 @@ def test_a_rank_may_have_nothing_in_a_batch(tmp_path: Path) -> None:
     given = config(shards(tmp_path, 10))
     counts = [[len(batch.samples) for batch in run(given, TOKENS, 10, rank, 2)] for rank in range(2)]
     assert (np.sum(counts, 0) == 1).all() and all(0 in part for part in counts)
+
+
+def begin_late(folder: Path) -> None:
+    """A decoding process that begins when it is allowed to, and would then go on for a minute."""
+    (folder / "here").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.02)
+    start_worker(0)
+    (folder / "began").touch()
+    time.sleep(60)
+
+
+def start_and_wait(folder: Path) -> None:
+    worker = worker_context().Process(target=begin_late, args=(folder,))
+    worker.start()
+    print(worker.pid, flush=True)
+    worker.join()
+
+
+def lives(process: Path) -> bool:
+    """Whether the process of this folder of /proc runs; a zombie has no command left."""
+    try:
+        return bool((process / "cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_decoding_process_begins_only_under_a_living_trainer(tmp_path: Path, killed: bool) -> None:
+    code = f"from tests.data.test_loader import *; start_and_wait(Path({str(tmp_path)!r}))"
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    worker = Path("/proc") / trainer.stdout.readline().strip()
+    try:
+        assert wait_for((tmp_path / "here").exists, 60)
+        if killed:
+            trainer.kill()
+            trainer.wait()
+        (tmp_path / "go").touch()
+        if killed:
+            assert wait_for(lambda: not lives(worker), 60)
+        else:
+            assert wait_for((tmp_path / "began").exists, 60)
+    finally:
+        trainer.kill()
+        if lives(worker):
+            os.kill(int(worker.name), 9)

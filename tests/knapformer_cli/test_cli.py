@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from knapformer_cli.launch import check_data, check_settings, resolve, write_run
 from knapformer_cli.sample import sample_command
 from knapformer_cli.training.checkpoint import check_complete, complete_checkpoints
 from knapformer_cli.training.metrics import read_metrics
+from tests.waiting import wait_for
 
 COMMAND = [sys.executable, "-m", "knapformer_cli"]
 
@@ -60,15 +60,6 @@ def processes_of(folder: Path) -> list[int]:
         except OSError:  # it ended meanwhile
             continue
     return found
-
-
-def wait_for(condition, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture(scope="module")

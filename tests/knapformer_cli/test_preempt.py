@@ -21,9 +21,10 @@ from knapformer_cli.training import preempt
 from knapformer_cli.training.checkpoint import complete_checkpoints, read_progress
 from knapformer_cli.training.metrics import read_metrics
 from knapformer_cli.training.watch import Stand, find_late
-from tests.knapformer_cli.test_cli import COMMAND, losses, processes_of, wait_for
+from tests.knapformer_cli.test_cli import COMMAND, losses, processes_of
 from tests.knapformer_cli.test_training import train_here
 from tests.spawn import spawn
+from tests.waiting import wait_for
 
 STEPS = 10
 
